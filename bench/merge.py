@@ -20,6 +20,7 @@ import psutil
 from twinprobe._compare.merge.job import merge_results
 from twinprobe._report.tables import fill_csv, fill_parquet
 from twinprobe._report.xlsx import fill_xlsx
+from twinprobe._scale.engine import EngineOptions
 
 STACK = "['File /home/user/train.py, line 10, in step, \\n loss = model(batch)']" * 4
 OPS = ("all_reduce", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor")
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config.write_text(f"api: [{asked.api}]\n")
         with PeakMemory() as memory:
             start = time.perf_counter()
-            outcome = merge_results(folder, Path(root, "out"), config, workers=asked.workers)
+            outcome = merge_results(folder, Path(root, "out"), config, engine=EngineOptions(workers=asked.workers))
             seconds = time.perf_counter() - start
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"{asked.ranks} ranks x {asked.rows} rows, {asked.form}, {size / 1e6:.0f} MB in: {seconds:.1f} s")

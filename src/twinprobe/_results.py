@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.console import Console
 
     from twinprobe._align.auto.alignment import Alignment
     from twinprobe._compare.one import Comparison as Pair
@@ -65,16 +66,14 @@ class Comparison:
     @property
     def summary(self) -> str:
         """What the command prints, without colours."""
-        from rich.console import Console
+        from twinprobe._report.console import plain_text, print_summary
 
-        from twinprobe._report.console import print_summary
-
-        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
-        with console.capture() as captured:
+        def show(console: Console) -> None:
             for pair in self.pairs.values():
                 print_summary(pair.summary, console)
+
         begin = [] if self.steps is None else [self.steps.parting.sentence]
-        return "\n".join([*begin, captured.get().rstrip(), *self.failures, *self.notes]).strip()
+        return "\n".join([*begin, plain_text(show), *self.failures, *self.notes]).strip()
 
     @property
     def table(self) -> pl.DataFrame:

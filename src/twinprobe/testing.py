@@ -57,15 +57,8 @@ def assert_models_agree(model: Any, golden: Any, inputs: Any, **options: Any) ->
 
     found = auto_diff(golden, model, inputs, quiet=True, **options)
     if not found:
-        from rich.console import Console
-
-        from twinprobe._live.result import print_result
-
-        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
-        with console.capture() as captured:
-            print_result(found, console)
         page = found.save(mkdtemp(prefix="twinprobe-"), ("html",))[0]
-        _fail(f"{captured.get().rstrip()}\n\nreport: {page}")
+        _fail(f"{found.summary}\n\nreport: {page}")
     return found
 
 

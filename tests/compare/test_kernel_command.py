@@ -12,6 +12,7 @@ from kernel_dumps import DATA, line, only, save, save_statistics
 from twinprobe._cli import main
 from twinprobe._compare.kernel import compare_kernel_pair, pair_kernels, run_kernel_request
 from twinprobe._compare.request import Request
+from twinprobe._scale.engine import EngineOptions
 from twinprobe.errors import BadInput, NothingToCompare
 
 
@@ -89,7 +90,14 @@ def test_a_request_over_several_ranks_writes_a_result_for_each(tmp_path: Path) -
     for side in ("t", "g"):
         for rank in (0, 1):
             save(tmp_path / side, "Add.a.0.0.1.output.0", [1.0, 2.0], rank=rank, step=3)
-    request = Request(tmp_path / "t", tmp_path / "g", tmp_path / "out", ("csv", "xlsx"), "20260102030405", workers=2)
+    request = Request(
+        tmp_path / "t",
+        tmp_path / "g",
+        tmp_path / "out",
+        ("csv", "xlsx"),
+        "20260102030405",
+        engine=EngineOptions(workers=2),
+    )
     outcome = run_kernel_request(request, lambda _what, _done, _total: None)
     assert [summary.rank for summary in outcome.summaries] == ["step3/rank0", "step3/rank1"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

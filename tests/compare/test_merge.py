@@ -19,6 +19,7 @@ from twinprobe._compare.merge.config import METRICS, TENSORS
 from twinprobe._compare.merge.read import natural_order
 from twinprobe._compare.request import Request
 from twinprobe._report.tables import csv_parts, fill_csv
+from twinprobe._scale.engine import EngineOptions
 
 
 def test_real_results_merge_as_before_but_groups_show_their_ranks(tmp_path: Path, reference: Path) -> None:
@@ -171,7 +172,10 @@ def test_parts_of_a_long_result_are_read_together(tmp_path: Path) -> None:
 def test_worker_processes_give_the_same_result(tmp_path: Path) -> None:
     ranks = [call("Distributed.all_reduce.0", float(rank == 2), "[0, 1, 2]") for rank in range(3)]
     folder = write_all(tmp_path / "in", ranks)
-    alone, spread = (merge(folder, "api: [Distributed]", workers=n, timestamp=f"2026010100000{n}") for n in (1, 2))
+    alone, spread = (
+        merge(folder, "api: [Distributed]", engine=EngineOptions(workers=n), timestamp=f"2026010100000{n}")
+        for n in (1, 2)
+    )
     assert [sheet(alone, name) for name in alone.sheets] == [sheet(spread, name) for name in spread.sheets]
     assert [check.disagree for check in spread.disagreements] == [(2,)]
 
@@ -189,7 +193,8 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 from twinprobe._compare.merge.job import merge_results
-merge_results(*map(Path, sys.argv[1:]), workers=1)
+from twinprobe._scale.engine import EngineOptions
+merge_results(*map(Path, sys.argv[1:]), engine=EngineOptions(workers=1))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
@@ -228,7 +233,7 @@ def test_natural_order_is_the_order_of_the_numbers(numbers: list[list[int]]) -> 
 def test_real_ranks_compared_by_us_merge_into_one_workbook(tmp_path: Path, reference: Path, form: str) -> None:
     dumps = reference / "msprobe" / "dumps"
     roots = dumps / "dist_b" / "step0", dumps / "dist_a" / "step0"
-    request = Request(*roots, tmp_path / "results", (form,), "20260102030405", workers=1)
+    request = Request(*roots, tmp_path / "results", (form,), "20260102030405", engine=EngineOptions(workers=1))
     run_request(request, lambda _what, _done, _total: None)
     outcome = merge(tmp_path, "api: [Distributed]\ncompare_index: [Max diff]", tmp_path / "results")
     found = sheet(outcome, "Max diff")

@@ -12,6 +12,7 @@ from typing import Any
 from twinprobe._align.matcher import MappingOptions
 from twinprobe._graph.draw_place import GraphRequest
 from twinprobe._graph.job import Outcome, run_request
+from twinprobe._scale.engine import EngineOptions
 
 JSON_COLUMNS = ("sub_nodes", "matched_node_link", "matched_distributed", "input_data", "output_data")
 
@@ -30,7 +31,7 @@ def draw(target: Path, golden: Path | None, output: Path, form: str = "db", **op
         timestamp="20260102030405",
         mapping=MappingOptions(layer=layer, fuzzy=fuzzy, align=align, pair=options.pop("pair", "place")),
         same_ancestors=not loose,
-        workers=1,
+        engine=EngineOptions(workers=1),
         **options,
     )
     return run_request(request, lambda _what, _done, _total: None)

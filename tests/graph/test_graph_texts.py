@@ -8,7 +8,8 @@ import polars as pl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from twinprobe._graph.values import escaped, escaped_columns, full_numbers, json_list, percents, quoted, six_digits
+from twinprobe._graph.values import escaped, escaped_columns, json_list, percents, quoted, six_digits
+from twinprobe._report.tables import float_texts
 
 FLOATS = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=20)
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=10)
@@ -18,7 +19,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, 
 @given(FLOATS)
 @example([9.9e-5, 1e-4, 1e-5, 9.9e-6, 1e-9, 1e-10, 1e15, 1e16, 1e22, 5e-324, 0.0, -0.0])
 def test_full_numbers_are_pythons_own(numbers: list[float]) -> None:
-    assert full_numbers(pl.Series(numbers)).to_list() == [repr(number) for number in numbers]
+    assert float_texts(pl.Series(numbers)).to_list() == [repr(number) for number in numbers]
 
 
 @settings(deadline=None)

@@ -13,6 +13,7 @@ from support import forward, tensor, write_dump
 from twinprobe._align.matcher import MappingOptions
 from twinprobe._graph.draw_place import GraphRequest
 from twinprobe._graph.job import run_request
+from twinprobe._scale.engine import EngineOptions
 from twinprobe._view.answers import Question, Workspace, counts, error_growth, nodes
 from twinprobe._view.export import export_page
 from twinprobe._view.overview import _leaving
@@ -37,7 +38,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_dump(root / side, data, parents=dict.fromkeys(data), stacks={})
     request = GraphRequest(target=root / "t", golden=root / "g", output=root / "out", form="db",
                            timestamp="20260102030405", mapping=MappingOptions(align="auto"), same_ancestors=True,
-                           workers=1)  # fmt: skip
+                           engine=EngineOptions(workers=1))  # fmt: skip
     run_request(request, lambda _what, _done, _total: None)
     return root / "out"
 

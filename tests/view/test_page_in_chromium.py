@@ -166,11 +166,17 @@ def own(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What our own commands write of real dumps: one database, and one file per rank and step."""
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
+    from twinprobe._scale.engine import EngineOptions
 
     dumps, folder = reference / "graph" / "dumps", tmp_path_factory.mktemp("own")
     for form in ("db", "vis"):
         request = GraphRequest(
-            dumps / "dist_pert", dumps / "dist_base", folder / form, form, "20261115000000", workers=1
+            dumps / "dist_pert",
+            dumps / "dist_base",
+            folder / form,
+            form,
+            "20261115000000",
+            engine=EngineOptions(workers=1),
         )
         run_request(request, lambda *_: None)
     return folder

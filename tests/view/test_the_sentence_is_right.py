@@ -13,6 +13,7 @@ from support import forward, tensor, write_dump
 from twinprobe._align.matcher import MappingOptions
 from twinprobe._graph.draw_place import GraphRequest
 from twinprobe._graph.job import run_request
+from twinprobe._scale.engine import EngineOptions
 from twinprobe._view.answers import Question, Workspace, node, nodes
 
 NAME = "Torch.add.0.forward"
@@ -25,7 +26,7 @@ def draw(folder: Path, target: dict[str, Any], golden: dict[str, Any], form: str
         write_dump(folder / side, {NAME: call}, parents={NAME: None}, stacks={})
     request = GraphRequest(target=folder / "a", golden=folder / "b", output=folder / "out", form=form,
                            timestamp="20260102030405", mapping=MappingOptions(align="auto"), same_ancestors=True,
-                           workers=1)  # fmt: skip
+                           engine=EngineOptions(workers=1))  # fmt: skip
     run_request(request, lambda _what, _done, _total: None)
     return folder / "out"
 
@@ -80,7 +81,7 @@ def test_no_reason_says_that_all_inputs_agree_beside_an_input_that_differs(tmp_p
     sides = [next((tmp_path / side / "step0").iterdir()) for side in ("target", "golden")]
     request = GraphRequest(target=sides[0], golden=sides[1], output=tmp_path / "out", form="db",
                            timestamp="20260102030405", mapping=MappingOptions(align="auto"), same_ancestors=True,
-                           workers=1)  # fmt: skip
+                           engine=EngineOptions(workers=1))  # fmt: skip
     run_request(request, lambda _what, _done, _total: None)
     workspace, asked = Workspace(tmp_path / "out"), Question({"name": "Functional.relu.0.forward"})
     with workspace.scene(asked) as scene:

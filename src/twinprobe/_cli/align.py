@@ -32,16 +32,16 @@ def run(args: argparse.Namespace) -> int:
     from twinprobe._cli.common import print_json, warn
     from twinprobe._report.console import visible
 
-    found = align(args.target, args.golden)
-    _refuse_nothing(found.alignment, found.target, found.golden)
-    files = found.save(args.output_path)
+    aligned = align(args.target, args.golden)
+    _refuse_nothing(aligned.alignment, aligned.target, aligned.golden)
+    files = aligned.save(args.output_path)
     if args.quiet:
         return 0
-    warn([*found.target.notes, *found.golden.notes, *found.alignment.notes])
+    warn([*aligned.target.notes, *aligned.golden.notes, *aligned.alignment.notes])
     if args.json:
-        print_json({**to_document(found.alignment), "files": [str(file) for file in files]})
+        print_json({**to_document(aligned.alignment), "files": [str(file) for file in files]})
         return 0
-    sys.stdout.write(found.summary + "\n")
+    sys.stdout.write(aligned.summary + "\n")
     for file in files:
         sys.stdout.write(f"saved: {visible(str(file))}\n")
     sys.stdout.write(f"{args.prog} align ends successfully.\n")

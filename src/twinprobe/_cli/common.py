@@ -31,10 +31,10 @@ FORMATS = ("xlsx", "csv", "parquet", "json", "html")
 
 def local_path(text: str) -> Path:
     """A path that must be on this machine."""
-    found = path(text)
-    if remote(found) is not None:
+    local = path(text)
+    if remote(local) is not None:
         raise BadInput("is a URL, but this must be a path on this machine", where=text)
-    return found
+    return local
 
 
 def formats(text: str, known: tuple[str, ...] = FORMATS) -> tuple[str, ...]:
@@ -52,24 +52,24 @@ formats_or_dataset = partial(formats, known=(*FORMATS, "dataset"))
 
 def numbers(text: str) -> frozenset[int]:
     """A comma list of rank or step numbers; ranges such as 4-6 are understood."""
-    found: set[int] = set()
+    chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1 or 0-3")
-        found.update(range(int(first), int(last if dash else first) + 1))
-    return frozenset(found)
+        chosen.update(range(int(first), int(last if dash else first) + 1))
+    return frozenset(chosen)
 
 
 def seconds(text: str) -> float:
     """A time in seconds."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        number = 0.0
+    if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return found
+    return number
 
 
 # How calls of two runs are paired: the same arguments for compare and graph.
@@ -163,7 +163,9 @@ class Progress:
             self._timer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._timer.cancel()
         with self._lock:
             self._enabled = False
@@ -233,19 +235,14 @@ def _progress_bar() -> Any:
 
 def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
     """Print where two runs of many steps part, then what was found in each step, if that is asked for."""
-    found = outcome.steps
-    assert found is not None
-    parting = found.parting
+    steps = outcome.steps
+    assert steps is not None
+    parting = steps.parting
     if as_json:
-        print_json({
-            "steps": asdict(parting),
-            "agrees": not parting,
-            "ranks": [summary.to_dict() for summary in outcome.summaries],
-            "files": [str(path) for path in outcome.overview],
-            "notes": outcome.notes,
-            "failures": outcome.failures,
-            "next": next_command(outcome) if outcome.summaries else None,
-        })  # fmt: skip
+        files = [str(path) for path in outcome.overview]
+        following = next_command(outcome) if outcome.summaries else None
+        print_json({"steps": asdict(parting), "agrees": not parting, "files": files, **facts_of(outcome),
+                    "next": following})  # fmt: skip
         return
     from rich.console import Console
 
@@ -254,7 +251,7 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
 
     sys.stdout.write(visible(parting.sentence) + "\n")
     if each_step and not outcome.summaries:
-        sys.stdout.write("".join(f"{line}\n" for line in step_lines(found)))
+        sys.stdout.write("".join(f"{line}\n" for line in step_lines(steps)))
     elif each_step:
         sys.stdout.flush()
         print_ranks(outcome.summaries, Console(highlight=False))
@@ -267,18 +264,14 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
         what = "summary" if path.stem.startswith("compare_summary") else "curves" if path.suffix == ".html" else "table"
         sys.stdout.write(f"{what}: {visible(str(path))}\n")
     sys.stdout.flush()
-    warn(list(dict.fromkeys([*outcome.notes, *(note for one in outcome.summaries for note in one.notes)])))
+    warn(list(dict.fromkeys([*outcome.notes, *(note for summary in outcome.summaries for note in summary.notes)])))
     warn(outcome.failures)
 
 
 def show(outcome: Outcome, *, as_json: bool) -> None:
     """Print what was found."""
     if as_json:
-        document: dict[str, Any] = {
-            "ranks": [summary.to_dict() for summary in outcome.summaries],
-            "notes": outcome.notes,
-            "failures": outcome.failures,
-        }
+        document = facts_of(outcome)
         if not outcome.summaries[0].rank:  # two files, not a folder of ranks
             document = outcome.summaries[0].to_dict()
             document["notes"] = document["notes"] + outcome.notes + outcome.failures
@@ -330,14 +323,9 @@ def _common_folder(paths: list[str]) -> str:
 def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
     """Print where the difference began and which files tell more."""
     if as_json:
-        print_json({
-            "findings": analysis.findings,
-            "files": [str(path) for path in analysis.calls + analysis.reports],
-            "ranks": [summary.to_dict() for summary in analysis.summaries],
-            "notes": analysis.notes,
-            "failures": analysis.failures,
-            "next": next_command(analysis),
-        })  # fmt: skip
+        files = [str(path) for path in analysis.calls + analysis.reports]
+        print_json({"findings": analysis.findings, "files": files, **facts_of(analysis),
+                    "next": next_command(analysis)})  # fmt: skip
         return
     from twinprobe._report.console import visible
 
@@ -349,6 +337,12 @@ def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
         sys.stdout.write(f"The analyze result is saved in: {visible(str(path))}\n")
     sys.stdout.flush()
     warn(analysis.notes + analysis.failures)
+
+
+def facts_of(outcome: Any) -> dict[str, Any]:
+    """What the outcome of every command tells machines."""
+    ranks = [summary.to_dict() for summary in outcome.summaries]
+    return {"ranks": ranks, "notes": outcome.notes, "failures": outcome.failures}
 
 
 def print_json(document: object) -> None:

@@ -99,13 +99,13 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--replay contradicts --rounding", hint="replayed calls are judged by what they may lose")
     request = _request(args)
     with Progress(enabled=not (args.quiet or args.json)) as progress:
-        found = (analyze if args.diff_analyze else run_request)(request, progress.advance)
-    if found.steps is not None and not args.quiet:
-        show_steps(found, as_json=args.json, each_step=args.each_step)
+        outcome = (analyze if args.diff_analyze else run_request)(request, progress.advance)
+    if outcome.steps is not None and not args.quiet:
+        show_steps(outcome, as_json=args.json, each_step=args.each_step)
     elif not args.quiet:
-        (show_analysis if args.diff_analyze else show)(found, as_json=args.json)
-    code = exit_code(args, found.summaries, found.failures)
-    if not found.summaries and args.fail_on and found.steps is not None and found.steps.parting:
+        (show_analysis if args.diff_analyze else show)(outcome, as_json=args.json)
+    code = exit_code(args, outcome.summaries, outcome.failures)
+    if not outcome.summaries and args.fail_on and outcome.steps is not None and outcome.steps.parting:
         code = 1
     if code != BAD_INPUT and not (args.quiet or args.json):
         sys.stdout.write(f"{args.prog} compare ends successfully.\n")

@@ -12,14 +12,10 @@ from twinprobe._cli.common import path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add(
-        "target",
-        metavar="TARGET",
-        help='the program under test, as one word: "python train.py --backend b"; or a recording',
-    )
-    add(
-        "golden", metavar="GOLDEN", help="the reference program, or a recording; the same command: is it deterministic?"
-    )
+    add("target", metavar="TARGET",
+        help='the program under test, as one word: "python train.py --backend b"; or a recording')  # fmt: skip
+    add("golden", metavar="GOLDEN",
+        help="the reference program, or a recording; the same command: is it deterministic?")  # fmt: skip
     add("-o", "--output_path", type=path, default="./output", metavar="DIR",
         help="folder for the recordings and the page (default: ./output)")  # fmt: skip
     add("--steps", type=_count, metavar="N", help="watch only so many steps")
@@ -57,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         args.target, args.golden, args.output_path, seed=seed, from_step=args.from_step, steps=args.steps,
         exact=args.exact, resume=args.resume, confirm=args.confirm,
     )  # fmt: skip
-    found = hunt(request, say)
+    hunted = hunt(request, say)
     if args.json and not args.quiet:
-        sys.stdout.write(json_bytes(asdict(found)).decode() + "\n")
+        sys.stdout.write(json_bytes(asdict(hunted)).decode() + "\n")
     say(f"written to {args.output_path / PAGE}")
-    return 1 if args.fail_on and not found.agrees else 0
+    return 1 if args.fail_on and not hunted.agrees else 0

@@ -41,12 +41,9 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
     add_pair_arguments(add)
     add("--file_type", choices=FILE_TYPES, default=default_type,
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
-    add(
-        "--layout",
-        nargs="+",
-        metavar="SIZES",
-        help="how ranks of target and golden are laid out, as in compare: tp=2,pp=2 (default: as recorded, or found)",
-    )
+    add("--layout", nargs="+", metavar="SIZES",
+        help="how ranks of target and golden are laid out, as in compare: tp=2,pp=2 (default: as recorded, or "
+        "found)")  # fmt: skip
     add("--rounding", type=float, metavar="N",
         help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
     add_allow_missing(parser)
@@ -115,7 +112,7 @@ def build_request(
 
 def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> int:
     """Carry out a request and say how it went."""
-    from twinprobe._cli.common import Progress, print_json
+    from twinprobe._cli.common import Progress, facts_of, print_json
     from twinprobe._graph.job import run_request
 
     gc.disable()  # nothing here makes circles of objects, and looking for them costs a twentieth of the time
@@ -126,12 +123,7 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
         gc.enable()
     outcome.notes[:0] = notes
     if args.json:
-        print_json({
-            "files": [str(file) for file in outcome.files],
-            "ranks": [summary.to_dict() for summary in outcome.summaries],
-            "notes": outcome.notes,
-            "failures": outcome.failures,
-        })  # fmt: skip
+        print_json({"files": [str(file) for file in outcome.files], **facts_of(outcome)})
     elif not args.quiet:
         _print_lines(outcome)
     code = exit_code(args, outcome.summaries, outcome.failures)
@@ -163,14 +155,8 @@ def _print_lines(outcome: Outcome) -> None:
 def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of graph_visualize: the same graphs from flags, all steps and ranks in one file."""
     add = parser.add_argument
-    add(
-        "-tp",
-        "--target_path",
-        type=path,
-        required=True,
-        metavar="DIR",
-        help="run under test: the folder of one rank, of several ranks or of several steps",
-    )
+    add("-tp", "--target_path", type=path, required=True, metavar="DIR",
+        help="run under test: the folder of one rank, of several ranks or of several steps")  # fmt: skip
     add("-gp", "--golden_path", type=path, metavar="DIR", help="reference run; without it, draw a single graph")
     add_common_arguments(parser, default_type="db")
     add("-tensor_log", "--is_print_compare_log", action="store_true", help="print one line per compared call")

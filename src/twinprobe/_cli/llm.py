@@ -202,20 +202,20 @@ def _logprobs(args: argparse.Namespace) -> int:
     from twinprobe._report.files import own_timestamp, prepare_folder, timestamp_now
 
     recordings = None if args.recordings is None else tuple(args.recordings)
-    found = compare_logprobs(args.target, args.golden, limit=args.limit, recordings=recordings)
+    scored = compare_logprobs(args.target, args.golden, limit=args.limit, recordings=recordings)
     prepare_folder(args.output)
     with own_timestamp(args.output, timestamp_now()) as stamp:
-        files = found.save(args.output, f"logprobs_{stamp}")
+        files = scored.save(args.output, f"logprobs_{stamp}")
     if args.json:
-        total = found.table.row(-1, named=True)
-        worst, steps = found.sequences.row(0, named=True), found.table.to_dicts()[:-1]
-        named = {"limit": found.limit, "origin": found.origin, "steps": steps, "worst": worst, "lost": found.lost}
+        total = scored.table.row(-1, named=True)
+        worst, steps = scored.sequences.row(0, named=True), scored.table.to_dicts()[:-1]
+        named = {"limit": scored.limit, "origin": scored.origin, "steps": steps, "worst": worst, "lost": scored.lost}
         print_json({**total, **named, "files": list(map(str, files))})
     else:
-        sys.stdout.write("\n".join(map(visible, found.lines)) + "\n\nwritten to\n")
+        sys.stdout.write("\n".join(map(visible, scored.lines)) + "\n\nwritten to\n")
         sys.stdout.write("".join(f"  {visible(str(file))}\n" for file in files))
-    warn(found.lost)
-    if args.fail_on is not None and found.share > args.fail_on:
+    warn(scored.lost)
+    if args.fail_on is not None and scored.share > args.fail_on:
         return 1
     args.fail_on = None
-    return exit_code(args, [], found.lost)
+    return exit_code(args, [], scored.lost)

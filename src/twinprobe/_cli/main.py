@@ -302,7 +302,7 @@ def _flags(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], list[st
     """Each flag's spellings, the values it may have, and its help."""
     for action in parser._actions:
         if action.option_strings and action.help is not argparse.SUPPRESS:
-            yield list(action.option_strings), [str(one) for one in action.choices or ()], action.help or ""
+            yield list(action.option_strings), [str(value) for value in action.choices or ()], action.help or ""
 
 
 def _bash(prog: str, name: str, parsers: dict[str, argparse.ArgumentParser]) -> Iterator[str]:

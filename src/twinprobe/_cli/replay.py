@@ -17,9 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="two recordings with tensors, or the json result of compare that names them")  # fmt: skip
     add("--call", required=True, metavar="NAME",
         help="the call, as compare names it: Functional.gelu.1.forward, or the path of a module")  # fmt: skip
-    add(
-        "--golden-call", metavar="NAME", help="its counterpart in golden (default: the call that compare pairs with it)"
-    )
+    add("--golden-call", metavar="NAME",
+        help="its counterpart in golden (default: the call that compare pairs with it)")  # fmt: skip
     add("--memory-mb", type=positive, metavar="N",
         help="the most MiB of memory that replaying one call may take (default: 2048)")  # fmt: skip
     if parser.prog.endswith("reproduce"):
@@ -45,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
         written = reproduce(*args.sides, **options, output_path=args.output_path, shrink=args.shrink)
         _show(args, written.to_dict(), written.summary)
         return 0
-    found = replay(*args.sides, **options)
-    if not found.values:
-        raise BadInput(found.sentence)
-    _show(args, found.to_dict(), found.summary)
-    return int(args.fail_on and found.off != "neither")
+    replayed = replay(*args.sides, **options)
+    if not replayed.values:
+        raise BadInput(replayed.sentence)
+    _show(args, replayed.to_dict(), replayed.summary)
+    return int(args.fail_on and replayed.off != "neither")
 
 
 def _show(args: argparse.Namespace, document: dict[str, Any], summary: str) -> None:

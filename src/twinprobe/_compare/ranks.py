@@ -63,8 +63,8 @@ def run_all(
     gathered = Gathered()
     try:
         # One rank alone may become many slices: as many workers as there are can be busy.
-        pieces = len(jobs) if len(jobs) > 1 or not request.options.wanted else 1 << 30
-        with open_stream(request.options, pieces, size) as stream:
+        pieces = len(jobs) if len(jobs) > 1 or not request.engine.wanted else 1 << 30
+        with open_stream(request.engine, pieces, size) as stream:
             work = _Work(function, jobs, stream, advance)
             for ticket, result in stream:
                 work.take(ticket, result, gathered)

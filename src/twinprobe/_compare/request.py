@@ -38,7 +38,6 @@ class Request:
     thresholds: Thresholds = field(default_factory=Thresholds)
     ranks: frozenset[int] | None = None
     steps: frozenset[int] | None = None
-    workers: int | None = None
     log_rows: bool = False
     mapping: MappingOptions = field(default_factory=MappingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -51,11 +50,6 @@ class Request:
     """How the ranks of the target, and of the golden run, are laid out, e.g. ``tp=2,pp=2``."""
     tokens: str = "auto"
     """Whether runs are compared token by token: where they are cut otherwise (auto), on, or off."""
-
-    @property
-    def options(self) -> EngineOptions:
-        """The engine, with the number of workers from either place."""
-        return replace(self.engine, workers=self.engine.workers or self.workers)
 
     def identity(self) -> str:
         """All that decides what the results are, apart from what lies in the files."""
@@ -228,14 +222,14 @@ def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[lis
         dataset = dataset_folder(request.output, stamp) if many else None
         given: dict[str, Any] = {"formats": formats, "dataset": dataset, "session": session}
         if session is not None:  # only the work of an engine is cut into slices
-            given["slice_bytes"] = request.options.slice_of(len(jobs))
+            given["slice_bytes"] = request.engine.slice_of(len(jobs))
         stamped = replace(request, timestamp=stamp)
         yield [replace(job, request=stamped, **given) for job in jobs], notes
 
 
 def is_large(request: Request, jobs: Sequence[object]) -> bool:
     """Whether the work goes to the engine, rather than being done at once in this process."""
-    return len(jobs) > 1 or request.options.wanted or request.resume
+    return len(jobs) > 1 or request.engine.wanted or request.resume
 
 
 def job_mark(job: Job) -> str:

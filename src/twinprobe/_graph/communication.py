@@ -44,12 +44,12 @@ class Communication:
 
 def read_communication(run: Run) -> Communication:
     """Read the entries of the calls that communicate once more, for what the tables do not hold."""
-    found = Communication()
-    names = {name: at for at, name in enumerate(run.ops) if name.startswith(PREFIXES)}
+    communication = Communication()
+    names = {name: op for op, name in enumerate(run.ops) if name.startswith(PREFIXES)}
     groups = run.table.filter(run.table["dtype"].str.ends_with("ProcessGroup"))["op"].unique().to_list()
-    names |= {run.ops[at]: at for at in groups}
+    names |= {run.ops[op]: op for op in groups}
     if not names:
-        return found
+        return communication
     entries = read_entries(run.path)
     seen: Counter[tuple[object, ...]] = Counter()
     for name, raw in entries:
@@ -60,10 +60,10 @@ def read_communication(run: Run) -> Communication:
                 entry = None
             if not isinstance(entry, dict):
                 raise BadInput("is not an object", where=f"{run.path}: data[{name!r}]")
-            _note_groups(run, names[name], entry, found.group_texts)
+            _note_groups(run, names[name], entry, communication.group_texts)
             if name.startswith(PREFIXES) and ".forward" in name:
-                found.calls[name] = _messages(name, entry, seen)
-    return found
+                communication.calls[name] = _messages(name, entry, seen)
+    return communication
 
 
 def _note_groups(run: Run, op: int, entry: dict[str, Any], texts: dict[int, str]) -> None:

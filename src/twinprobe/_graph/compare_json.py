@@ -169,18 +169,18 @@ def find_replicas(target: Path, golden: Path | None, layouts: Layouts) -> tuple[
         raise BadInput(
             f"the data parallel sizes differ: {counts}", hint="both layouts need the same number of replicas"
         )
-    found = [_ranks_by_step(_dynamic_part(path), layout) for path, layout in sides]
-    steps = sorted(set.intersection(*(set(side) for side in found)))
+    ranks_of = [_ranks_by_step(_dynamic_part(path), layout) for path, layout in sides]
+    steps = sorted(set.intersection(*(set(side) for side in ranks_of)))
     if not steps:
         raise BadInput("no step in common with the golden run", where=target)
-    left_out = sorted(set.union(*(set(side) for side in found)) - set(steps))
+    left_out = sorted(set.union(*(set(side) for side in ranks_of)) - set(steps))
     lost = [f"step {step} is not on both sides: left out" for step in left_out]
     places = []
     for step in steps:
         for dp in range(sides[0][1].dp):
             chosen = [
                 {rank: side[step][rank] for rank in range(layout.rank_size) if layout.place(rank).dp == dp}
-                for side, (_, layout) in zip(found, sides, strict=True)
+                for side, (_, layout) in zip(ranks_of, sides, strict=True)
             ]
             label = f"step{step}_rank{dp}" if step >= 0 else f"rank{dp}"
             both = (chosen[0], chosen[1] if len(chosen) > 1 else {})
@@ -189,19 +189,19 @@ def find_replicas(target: Path, golden: Path | None, layouts: Layouts) -> tuple[
 
 
 def _ranks_by_step(root: Path, layout: Layout) -> dict[int, dict[int, Path]]:
-    found: dict[int, dict[int, Path]] = {}
+    steps: dict[int, dict[int, Path]] = {}
     if folder_kind(root) == "a dump":
-        found[-1] = {0: root}
+        steps[-1] = {0: root}
     else:
         for folder in run_folders(root):
-            ranks = found.setdefault(folder.key.step, {})
+            ranks = steps.setdefault(folder.key.step, {})
             ranks[len(ranks) if folder.by_process or folder.key.rank < 0 else folder.key.rank] = folder.path
-    for step, ranks in found.items():
+    for step, ranks in steps.items():
         missing = sorted(set(range(layout.rank_size)) - ranks.keys())
         if missing:
             where = root / f"step{step}" if step >= 0 else root
             raise BadInput(f"rank {missing[0]} of {layout.rank_size} is missing", where=where, hint="all are needed")
-    return found
+    return steps
 
 
 def folder_kind(path: Path) -> str:
@@ -246,9 +246,9 @@ def _places(pairs: list[tuple[RunFolder, RunFolder | None]], root: Path) -> list
     position: dict[int, int] = {}
     above = _STEP.search(root.resolve().name)
     for folder, partner in pairs:
-        at = position[folder.key.step] = position.get(folder.key.step, -1) + 1
+        index = position[folder.key.step] = position.get(folder.key.step, -1) + 1
         step = folder.key.step if folder.key.step >= 0 else int(above[1]) if above else 0
-        rank = at if folder.by_process or folder.key.rank < 0 else folder.key.rank
+        rank = index if folder.by_process or folder.key.rank < 0 else folder.key.rank
         named = [f"step{folder.key.step}"] if folder.key.step >= 0 else []
         if not (alone and folder.by_process and not named):
             named.append(f"rank{rank}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from twinprobe._compare.whole import open_wholes, with_findings
 from twinprobe._graph.communication import Call, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
 from twinprobe._graph.golden_process import GoldenProcess
+from twinprobe._graph.links import Matcher
 from twinprobe._graph.picture import TARGET, Picture, draw_pair, drawn_run, log_calls
 from twinprobe._graph.values import DB, VIS
 from twinprobe._graph.vis_files import GraphDb, node_indices, write_vis
@@ -46,7 +48,6 @@ class GraphRequest:
     log_calls: bool = False
     complete_stack: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
-    workers: int | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     layouts: Layouts = (None, None)
     """Ranks that are merged by their statistics, as the flags say."""
@@ -183,27 +184,25 @@ def _draw_by_two(place: Place, request: GraphRequest, part: Path) -> Picture | N
 
 
 def _draw(place: Place, request: GraphRequest, worker: GoldenProcess | None) -> Picture:
+    mapping, finish = replace(request.mapping, label=place.label), None
+    runs: Sequence[Run | Merged]
+    match: Matcher
     with unchanged(*_run_files(place)):
         if place.sides is not None:
-            whole, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
-            return draw_pair(
-                whole[0], whole[1], place.step, place.rank,
-                match=Settler(build_matcher(replace(request.mapping, label=place.label))), same_ancestors=False,
-                overflow_check=request.overflow_check, thresholds=request.thresholds,
-                finish=partial(with_findings, notes=notes, lost=lost),
-            )  # fmt: skip
-        runs = open_runs(place, request, worker)
-        mapping = replace(request.mapping, label=place.label)
-        if place.ranks is not None and mapping.layer is None:
-            mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
-        match = build_matcher(mapping)
+            runs, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
+            match, finish = Settler(build_matcher(mapping)), partial(with_findings, notes=notes, lost=lost)
+        else:
+            runs = open_runs(place, request, worker)
+            if place.ranks is not None and mapping.layer is None:
+                mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
+            match = build_matcher(mapping)
         if len(runs) == 1:
             side = drawn_run(TARGET, runs[0], overflow_check=request.overflow_check)
             return Picture(place.step, place.rank, side)
-        same_ancestors = request.same_ancestors and place.ranks is None
+        same_ancestors = request.same_ancestors and place.ranks is None and place.sides is None
         return draw_pair(
-            runs[0], runs[1], place.step, place.rank, match=match, same_ancestors=same_ancestors,
-            overflow_check=request.overflow_check, thresholds=request.thresholds, worker=worker,
+            runs[0], runs[1], place.step, place.rank, match=match, same_ancestors=same_ancestors, worker=worker,
+            overflow_check=request.overflow_check, thresholds=request.thresholds, finish=finish,
         )  # fmt: skip
 
 
@@ -227,7 +226,7 @@ def open_runs(place: Place, request: GraphRequest, worker: GoldenProcess | None 
 
 def _calls(picture: Picture, form: str) -> list[Call]:
     """The calls of a picture that talk to other ranks."""
-    found = []
+    calls = []
     indices = node_indices(picture, DB if form == DB_FILE else VIS)
     for side, _ in picture.sides:
         for name, messages in side.communication.calls.items():
@@ -236,5 +235,5 @@ def _calls(picture: Picture, form: str) -> list[Call]:
             if side.overflow:
                 index = side.overflow[node]
             text = "Nan" if index is None else str(index)
-            found.append(Call(side.source, picture.step, picture.rank, name, text, tuple(messages)))
-    return found
+            calls.append(Call(side.source, picture.step, picture.rank, name, text, tuple(messages)))
+    return calls

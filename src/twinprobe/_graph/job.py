@@ -163,19 +163,18 @@ def _spread(jobs: list[Job], advance: Advance) -> tuple[list[Drawn], list[str], 
     """Draw all places on all cores, in their order; a place that cannot be drawn costs only itself."""
     if len(jobs) == 1:
         return [run_job(jobs[0])], [], []
-    found: dict[int, Drawn] = {}
+    drawn: dict[int, Drawn] = {}
     failures: list[str] = []
     empty: list[str] = []
     request = jobs[0].request
     nothing = NothingToCompare if request.golden is None else NothingRecorded
-    options = replace(request.engine, workers=request.engine.workers or request.workers)
-    streamed = spread(run_job, jobs, options=options, name=lambda job: job.place.label)
+    streamed = spread(run_job, jobs, options=request.engine, name=lambda job: job.place.label)
     for done, (index, result) in enumerate(streamed, start=1):
         advance("ranks", done, len(jobs))
         if isinstance(result, TwinProbeError):
             (empty if isinstance(result, nothing) else failures).append(str(result))
         else:
-            found[index] = result
-    if not found:
+            drawn[index] = result
+    if not drawn:
         raise BadInput(f"nothing could be drawn: {(failures + empty)[0]}", where=request.target)
-    return [found[index] for index in sorted(found)], sorted(failures), sorted(empty)
+    return [drawn[index] for index in sorted(drawn)], sorted(failures), sorted(empty)

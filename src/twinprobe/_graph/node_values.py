@@ -89,7 +89,7 @@ def call_values(comparison: Comparison) -> CallValues:
 def _arguments(comparison: Comparison, rows: int, paired: Bools) -> list[str]:
     """By call, the values that differ with the judge's own numbers: statistics that agree may hide a difference."""
     judged, run = comparison.judged, comparison.target
-    found: list[str] = [""] * len(run.ops)
+    texts: list[str] = [""] * len(run.ops)
     with np.errstate(invalid="ignore"):
         differs = (comparison.evidence.deviation.state[:rows] == DIFFERS) | (judged.error[:rows] > 0)
     places = np.flatnonzero(differs & paired)
@@ -104,8 +104,8 @@ def _arguments(comparison: Comparison, rows: int, paired: Bools) -> list[str]:
         argument = name.removeprefix(f"{run.ops[call]}.")
         per_call.setdefault(call, {})[argument] = [float(f"{x:.4g}") if np.isfinite(x) else None for x in three]
     for call, known in per_call.items():
-        found[call] = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
-    return found
+        texts[call] = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+    return texts
 
 
 def _drift(comparison: Comparison, rows: int) -> Floats:
@@ -137,13 +137,13 @@ def _drift(comparison: Comparison, rows: int) -> Floats:
 
 
 def _relative_errors(pairs: pl.DataFrame, differences: dict[str, StatDifference]) -> Floats:
-    """The largest relative error of a row's four statistics, small values judged by their absolute difference."""
+    """The largest relative error of a row's four statistics, small values judged by their absolute apart."""
     limits = {text: _SMALL.get(canonical(text) or "", 0.0) for text in pairs["t_dtype"].unique().to_list()}
     limit = np.fromiter((limits[text] for text in pairs["t_dtype"].to_list()), dtype=np.float64, count=pairs.height)
     worst = np.full(pairs.height, np.nan)
     for stat in STATS:
-        found = differences[stat]
-        case, diff, relative = (whole[: pairs.height] for whole in (found.case, found.diff, found.relative))
+        apart = differences[stat]
+        case, diff, relative = (whole[: pairs.height] for whole in (apart.case, apart.diff, apart.relative))
         with np.errstate(invalid="ignore"):
             small = np.abs(pairs[f"t_{stat}"].to_numpy()) <= limit
             by_size = np.where(np.abs(diff) <= limit, 0.0, 1.0)
@@ -280,6 +280,6 @@ def _known(table: pl.DataFrame, stat: str) -> NDArray[np.float64]:
 
 
 def _any(op: NDArray[np.int32], mask: Bools, count: int) -> Bools:
-    found = np.zeros(count, dtype=bool)
-    found[op[mask]] = True
-    return found
+    any_of = np.zeros(count, dtype=bool)
+    any_of[op[mask]] = True
+    return any_of

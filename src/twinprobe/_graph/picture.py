@@ -151,15 +151,15 @@ def _inside(comparison: Comparison) -> dict[str, Any]:
     chosen = evidence.pairs[rows[:_MOST_SUSPECTS]]
     if evidence.metrics is not None:
         kept = chosen.select("t_name", "t_file", "g_file", "g_shape").drop_nulls()
-        found = pictures([comparison.target.tensor_folder, comparison.golden.tensor_folder], kept.iter_rows())
+        drawn_tensors = pictures([comparison.target.tensor_folder, comparison.golden.tensor_folder], kept.iter_rows())
     else:
         named = chosen.select(key="t_name", t="t_name", g="g_name").drop_nulls().rows()
-        found = summary_pictures([comparison.target.path, comparison.golden.path], named)
-    if found:
+        drawn_tensors = summary_pictures([comparison.target.path, comparison.golden.path], named)
+    if drawn_tensors:
         axes = AxisNames(evidence.pairs.select("t_name", "t_shape").drop_nulls().iter_rows())
-        for name, drawn in found.items():
+        for name, drawn in drawn_tensors.items():
             drawn["names"] = axes(name, drawn["shape"])
-    return found
+    return drawn_tensors
 
 
 def drawn_run(source: str, made: Run | Merged, *, overflow_check: bool) -> DrawnRun:
@@ -230,7 +230,7 @@ def summary_facts(picture: Picture) -> dict[str, str]:
             "first_sentence": summary.first.sentence,
             "first_stack": summary.first.stack_line,
         }
-    return facts | {f"inside:{name}": json.dumps(found) for name, found in picture.inside.items()}
+    return facts | {f"inside:{name}": json.dumps(drawn) for name, drawn in picture.inside.items()}
 
 
 def summary_rows(picture: Picture) -> Iterator[tuple[object, ...]]:

@@ -43,8 +43,8 @@ def repaired_parents(run: Run) -> Parents:
 
 def forward_twin(name: str) -> str:
     """The forward call that a backward call belongs to."""
-    head, found, tail = name.rpartition(".backward")
-    return f"{head}.forward{tail}" if found else name
+    head, backward, tail = name.rpartition(".backward")
+    return f"{head}.forward{tail}" if backward else name
 
 
 def with_call(name: str, call: str) -> str:
@@ -56,8 +56,8 @@ def turned(parent: str | None, known: Parents) -> str | None:
     """The backward call of a forward module call, where one was recorded."""
     if parent is None:
         return None
-    head, found, tail = parent.rpartition(".forward")
-    if not found:
+    head, forward, tail = parent.rpartition(".forward")
+    if not forward:
         return parent if parent in known else None
     for name in (f"{head}.backward{tail}", f"{head}.backward.0"):
         if name in known:
@@ -91,8 +91,8 @@ def _path(name: str) -> str:
 
 def _recomputes(frame: str) -> bool:
     """Whether a line of a stack is the recomputation of a checkpoint."""
-    found = _FRAME.match(frame)
-    return found is not None and found[2] in _RECOMPUTE_FUNCTIONS and _RECOMPUTE_FILE.search(found[1]) is not None
+    match = _FRAME.match(frame)
+    return match is not None and match[2] in _RECOMPUTE_FUNCTIONS and _RECOMPUTE_FILE.search(match[1]) is not None
 
 
 def _add_gradients(parents: Parents, ops: list[str]) -> None:

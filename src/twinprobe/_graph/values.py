@@ -13,7 +13,7 @@ import numpy as np
 
 from twinprobe._compare.one import Comparison
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME
-from twinprobe._report.tables import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES, float_texts
+from twinprobe._report.tables import DIFFERENCES, NOT_APPLICABLE, RELATIVES, float_texts, metric_columns
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import FLOAT, INT, NULL, OUTPUT, STATS, TENSOR, VALUE
 
@@ -81,10 +81,6 @@ def escaped_columns(table: pl.DataFrame, names: list[str]) -> pl.DataFrame:
     return table.with_columns(escaped(table[name]) for name in names if odd[name])
 
 
-full_numbers = float_texts
-"""All digits, as ``.vis.db`` files carry them."""
-
-
 def six_digits(numbers: pl.Series) -> pl.Series:
     """Six decimals, or six digits after the point where an exponent is written, as ``.vis`` files carry them."""
     texts = float_texts(numbers.round(6))
@@ -142,7 +138,7 @@ class Style:
     requires_grad: bool
 
 
-DB = Style(full_numbers, requires_grad=True)
+DB = Style(float_texts, requires_grad=True)  # all digits
 VIS = Style(six_digits, requires_grad=False)
 
 
@@ -319,21 +315,15 @@ class MetricTexts:
         shares = percents(pl.Series(np.where(number & shown, relative, 0.0)))
         shares = shares.scatter(np.flatnonzero(~shown), _words(case[~shown]))
         size = end - start
-        columns = [texts[at * size : (at + 1) * size].alias(title) for at, title in enumerate(DIFFERENCES.values())]
+        columns = [
+            texts[block * size : (block + 1) * size].alias(title) for block, title in enumerate(DIFFERENCES.values())
+        ]
         titles = enumerate(RELATIVES.values())
-        return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in titles]
+        return columns + [shares[block * size : (block + 1) * size].alias(title) for block, title in titles]
 
     def _tensor_metrics(self, metrics: pl.DataFrame) -> list[pl.Series]:
-        import polars as pl
-
-        words = escaped(metrics["status"]).replace({"ok": "unsupported", "scalar": "unsupported"})
-        found = []
-        for title, field in METRICS.items():
-            numbers = metrics[field]
-            texts = self._style.number(numbers).replace({"nan": "Nan"})
-            chosen = pl.when(numbers.is_null()).then(words).otherwise(texts)
-            found.append(pl.select(chosen).to_series().alias(title))
-        return found
+        columns = metric_columns(metrics.with_columns(escaped(metrics["status"])), self._style.number)
+        return [column.alias(title) for title, column in columns.items()]
 
 
 def _words(case: NDArray[np.uint8]) -> pl.Series:

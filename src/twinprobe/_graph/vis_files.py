@@ -202,15 +202,15 @@ def node_indices(picture: Picture, style: Style) -> Indices:
         if mode == DIGESTS:
             worst = min  # 0 is different, 1 is equal
     compared = values.severity >= 0
-    found: Indices = [
+    indices: Indices = [
         levels[op] if op >= 0 and side.link[node] >= 0 and compared[op] else None
         for node, op in enumerate(side.tree.ops)
     ]
     for node, kind in enumerate(side.tree.kinds):
         if kind == COLLECTION and side.link[node] >= 0:
-            inside = [index for child in side.tree.children[node] if (index := found[child]) is not None]
-            found[node] = worst(inside, default=None)
-    return found
+            inside = [index for child in side.tree.children[node] if (index := indices[child]) is not None]
+            indices[node] = worst(inside, default=None)
+    return indices
 
 
 def tensor_folder(run: Run) -> str | None:

@@ -60,14 +60,14 @@ class Comparison:
     runs: tuple[Values, Values] | None = None  # raw, base
     steps: int = 0
 
-    def add(self, found: Findings, more: list[Finding], raw: Values, base: Values, claim: Claim | None) -> None:
+    def add(self, findings: Findings, more: list[Finding], raw: Values, base: Values, claim: Claim | None) -> None:
         """Add the findings of a step to the rest; the first difference is what the judge claims."""
         self.runs = raw, base
         self.steps += 1
-        if isinstance(found, AgreeingPairs) and not differing(more):
-            self.findings.append(AgreeingPairs(len(found) + len(more), lambda: in_order([*more, *found])))
+        if isinstance(findings, AgreeingPairs) and not differing(more):
+            self.findings.append(AgreeingPairs(len(findings) + len(more), lambda: in_order([*more, *findings])))
             return
-        together = in_order([*more, *found])
+        together = in_order([*more, *findings])
         self.findings.append(together)
         self.first = first_difference(together, raw, base, claim)
 
@@ -117,8 +117,8 @@ def _one_step(
             tested = run_model(raw, options, layer_map, masks)
         matches = match_runs(tested.run, reference.run, layer_map, raw.paths, base.paths)
         lost = aliases.drop_changed()
-        found = find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
-        claim = judge_runs(tested.run, reference.run, matches, found)
+        findings = find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
+        claim = judge_runs(tested.run, reference.run, matches, findings)
         tested.run.release()
         reference.run.release()
     if LOSS_PHASE in phases and tested.loss is not None and reference.loss is not None:
@@ -140,7 +140,7 @@ def _one_step(
     notes += [*reference.problems, *tested.problems]
     if lost:
         notes.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
-    comparison.add(found, more, tested.run, reference.run, claim)
+    comparison.add(findings, more, tested.run, reference.run, claim)
 
 
 def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Options) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from twinprobe._live.comparing import Comparison, compare_live
 from twinprobe._live.findings import INJECTED, Finding, First
-from twinprobe._live.frameworks.adapter import FRAMEWORKS, adapter_named, framework_of
+from twinprobe._live.frameworks.adapter import FRAMEWORKS, adapter_named, array_on_host, framework_of
 from twinprobe._live.model_state import state_kept
 from twinprobe._live.options import BOTH, FORWARD, PHASES, Options, read_options, read_tolerance, refuse_older_form
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
@@ -214,11 +214,11 @@ def check_dataloader(
 
 def _compare_batch(number: int, raw: Any, base: Any, tolerance: Tolerance) -> list[Finding]:
     sides = dict(_leaves(raw, "")), dict(_leaves(base, ""))
-    found = []
+    findings = []
     for name in sides[0] | sides[1]:
         if name not in sides[0] or name not in sides[1]:
             which = "raw" if name in sides[0] else "base"
-            found.append(_finding(number, name, Gap(False, f"only the {which} batch has {name}", nan)))
+            findings.append(_finding(number, name, Gap(False, f"only the {which} batch has {name}", nan)))
             continue
         target, golden = sides[0][name], sides[1][name]
         if isinstance(target, HostTensor) and isinstance(golden, HostTensor):
@@ -226,8 +226,8 @@ def _compare_batch(number: int, raw: Any, base: Any, tolerance: Tolerance) -> li
         else:
             same = type(target) is type(golden) and bool(target == golden)
             gap = Gap(same, "" if same else f"{target!r} against {golden!r}"[:200], nan)
-        found.append(_finding(number, name, gap))
-    return found
+        findings.append(_finding(number, name, gap))
+    return findings
 
 
 def _finding(number: int, name: str, gap: Gap) -> Finding:
@@ -256,5 +256,5 @@ def _hosted(value: Any) -> Any:
     if isinstance(value, bool | int | float | np.generic | np.ndarray):
         array = np.asarray(value)
         if array.dtype.name in STORAGE:
-            return HostTensor(array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1))
+            return array_on_host(array)
     return value

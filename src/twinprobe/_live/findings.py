@@ -116,9 +116,9 @@ class Claim:
     call: str
 
 
-def judge_runs(raw: Values, base: Values, matches: Matches, found: Findings) -> Claim | None:
+def judge_runs(raw: Values, base: Values, matches: Matches, findings: Findings) -> Claim | None:
     """Where two runs part, of what the tolerance does not let pass. To be asked while their tensors are held."""
-    differences = in_order(differing(found))
+    differences = in_order(differing(findings))
     first = next((finding for finding in differences if finding.decides), None)
     if first is None:
         return None
@@ -216,17 +216,18 @@ def _claim(compared: Comparison, rows: set[int], phase: str) -> Claim | None:
         seen_at = ops[beginning.arguments[0]] if beginning.cause == EXTRA else beginning.call
         shown = {beginning.row, *beginning.arguments, *(row for row in rows if ops[row] in (beginning.call, seen_at))}
         call = target.ops[seen_at] if seen_at is not None and seen_at >= 0 else ""
-        if call and shown & rows and _same_way(_phase(call), phase):
+        if call and shown & rows and _same_way(phase_of(call), phase):
             return Claim(describe(target, compared.golden, compared.evidence, judged, beginning), call)
     return None
 
 
-def _phase(call: str) -> str:
+def phase_of(call: str) -> str:
+    """In which phase a call is made."""
     return {BACKWARD: BACKWARD_PHASE, GRADIENTS: GRADIENT_PHASE}.get(parse_op(call).direction, FORWARD_PHASE)
 
 
-def _same_way(one: str, other: str) -> bool:
-    return one == other or (one in _WAY_BACK and other in _WAY_BACK)
+def _same_way(first: str, second: str) -> bool:
+    return first == second or (first in _WAY_BACK and second in _WAY_BACK)
 
 
 def first_difference(findings: list[Finding], raw: Values, base: Values, claim: Claim | None) -> First | None:
@@ -238,7 +239,7 @@ def first_difference(findings: list[Finding], raw: Values, base: Values, claim: 
     together = [finding for finding in findings if finding.differs and _same_way(finding.phase, phase)]
     names = list(dict.fromkeys(finding.raw for finding in together))
     fed = any(finding.place in _EXPLANATIONS for finding in together)
-    if claim is not None and not fed and _same_way(_phase(claim.call), phase):
+    if claim is not None and not fed and _same_way(phase_of(claim.call), phase):
         divergence = claim.divergence
         chosen, why = _named_by_its_layer(claim.call, names, raw), divergence.sentence
         if divergence.op != claim.call and divergence.begins == "extra":
@@ -246,19 +247,19 @@ def first_difference(findings: list[Finding], raw: Values, base: Values, claim: 
             why = f"{divergence.op}{f' ({line})' if line else ''}: {why}"
     else:
         chosen, why = next(finding.raw for finding in together if finding.phase == phase), ""
-    found = [finding for finding in together if finding.raw == chosen]
+    of_call = [finding for finding in together if finding.raw == chosen]
     if phase == FORWARD_PHASE:  # only the caller of auto_diff knows that these are what the models were given
         given = [f.gap.why for f in together if f.place == "input" and not parse_op(f.raw).body]
         if given and all(SAME_NAN in text for text in given):
             why = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({given[0]})"
         elif given:
             why = f"the two models are given different inputs; {why or given[0]}"
-    causes = [finding.cause for finding in found]
+    causes = [finding.cause for finding in of_call]
     cause = next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
-    partner = found[0].base if found else chosen
+    partner = of_call[0].base if of_call else chosen
     return First(
-        findings[0].step, found[0].phase if found else phase, chosen, partner, cause, why or _explain(found), found,
-        _line(raw, chosen), _line(base, partner),
+        findings[0].step, of_call[0].phase if of_call else phase, chosen, partner, cause, why or _explain(of_call),
+        of_call, _line(raw, chosen), _line(base, partner),
     )  # fmt: skip
 
 
@@ -274,9 +275,9 @@ def _settle_causes(findings: list[Finding], raw: Values) -> None:
         while parent is not None and parent not in has_inner:
             has_inner.add(parent)
             parent = raw.parents.get(parent)
-    for name, found in by_call.items():
+    for name, of_call in by_call.items():
         came_in = _came_in(name, by_call)
-        for finding in found:
+        for finding in of_call:
             if finding.place in _ARRIVING:
                 finding.cause = ARRIVES
             elif came_in and not finding.place.endswith("as computed"):
@@ -316,12 +317,12 @@ _EXPLANATIONS = {
 }
 
 
-def _explain(found: list[Finding]) -> str:
+def _explain(findings: list[Finding]) -> str:
     """What is no call of a recording, or nothing that the judge could tell more of."""
-    places, why = {finding.place for finding in found}, found[0].gap.why
-    named = ", ".join(finding.tensor for finding in found)
+    places, why = {finding.place for finding in findings}, findings[0].gap.why
+    named = ", ".join(finding.tensor for finding in findings)
     if "buffer" in places:
-        when = "before anything runs" if found[0].phase == BEFORE_PHASE else "after the step"
+        when = "before anything runs" if findings[0].phase == BEFORE_PHASE else "after the step"
         return f"its buffers differ {when}: {named} ({why})"
     if "loss" in places:
         return f"the losses differ although all outputs agree ({why})"

@@ -125,15 +125,15 @@ class Values(Run):
     def turned(self) -> set[int]:
         """Rows of weights and of their gradients that are stored the other way round."""
         if self.live is None:
-            found = [row for row, layout in enumerate(self.table["layout"].to_list()) if layout == IN_OUT]
+            rows = [row for row, layout in enumerate(self.table["layout"].to_list()) if layout == IN_OUT]
         else:
             notes = self.live.value
             if self.live.plain:
                 notes = [value if type(value) is Note else _NO_TENSOR for value in notes]
             extras = enumerate(map(_extra_of, notes))
-            found = [row for row, extra in extras if extra and extra.get("layout") == IN_OUT]
+            rows = [row for row, extra in extras if extra and extra.get("layout") == IN_OUT]
         roles = self.columns["role"]
-        return {row for row in found if roles[row] in (PARAMETER, GRADIENT)}
+        return {row for row in rows if roles[row] in (PARAMETER, GRADIENT)}
 
     def measure(self) -> None:
         """Fill in the statistics, which the automatic alignment goes by."""

@@ -18,6 +18,7 @@ from twinprobe._live.findings import (
     AgreeingPairs,
     Finding,
     Findings,
+    phase_of,
 )
 from twinprobe._live.live_run import Values, address_in, short_dtype
 from twinprobe._live.pairing.matching import Matches
@@ -35,7 +36,7 @@ from twinprobe._measure.tolerance import (
     worth_kernel,
 )
 from twinprobe._record.rows import Note, Row
-from twinprobe._runs.names import BACKWARD, GRADIENTS, OpName, parse_op
+from twinprobe._runs.names import GRADIENTS, OpName, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
@@ -61,8 +62,8 @@ def find_differences(
     gaps = PairGaps(raw, base, wanted, tolerance, matches.groups)
     if matches.equal and wanted and gaps.all_same:
         return AgreeingPairs(len(wanted), lambda: maker.findings(wanted, gaps))
-    found = maker.findings(wanted, gaps)
-    for finding in found:
+    findings = maker.findings(wanted, gaps)
+    for finding in findings:
         if finding.place == "input" and "NaN" in finding.gap.why and not parse_op(finding.raw).body:
             row, other, _ = next(pair for pair in wanted if pair[0] == finding.order)
             hosts = raw.tensor(row), base.tensor(other)
@@ -71,8 +72,8 @@ def find_differences(
                 if again.same:
                     finding.gap = replace(finding.gap, why=f"{finding.gap.why}, {SAME_NAN}")
     if GRADIENT_PHASE in phases and not matches.equal:
-        found += _missing_gradients(raw, base, matches.rows, step)
-    return found
+        findings += _missing_gradients(raw, base, matches.rows, step)
+    return findings
 
 
 class _FindingMaker:
@@ -83,7 +84,6 @@ class _FindingMaker:
         self._columns = raw.columns, base.columns
         self._doubtful = doubtful
         self._step = step
-        self._names: dict[int, tuple[OpName, str]] = {}
 
     def findings(self, rows: list[Pair], gaps: PairGaps) -> list[Finding]:
         """All pairs that could be measured."""
@@ -92,20 +92,12 @@ class _FindingMaker:
 
     def phase(self, row: Pair) -> str:
         """In which phase a pair belongs."""
-        return self._name(self._columns[0]["op"][row[0]])[1]
-
-    def _name(self, op: int) -> tuple[OpName, str]:
-        """A call of the raw model and its phase."""
-        found = self._names.get(op)
-        if found is None:
-            name = parse_op(self._ops[0][op])
-            phase = {GRADIENTS: GRADIENT_PHASE, BACKWARD: BACKWARD_PHASE}.get(name.direction, FORWARD_PHASE)
-            found = self._names[op] = name, phase
-        return found
+        return phase_of(self._ops[0][self._columns[0]["op"][row[0]]])
 
     def _finding(self, row: int, other: int, rule: str, gap: Gap) -> Finding:
         raw, base = self._columns
-        name, phase = self._name(raw["op"][row])
+        name = parse_op(self._ops[0][raw["op"][row]])
+        phase = phase_of(name.text)
         role = raw["role"][row]
         places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
         dtype, other_dtype = short_dtype(raw["dtype"][row] or ""), short_dtype(base["dtype"][other] or "")
@@ -144,13 +136,13 @@ class PairGaps:
 
     def all(self) -> list[Gap | None]:
         """The gap of each pair; None where there was nothing to measure."""
-        found = list(self._known)
+        gaps_of_pairs = list(self._known)
         for pairs, gaps in self._measured:
             for pair, gap in zip(pairs, gaps.all(), strict=True):
-                found[pair] = gap
+                gaps_of_pairs[pair] = gap
         for pair, known in self._repeated:
-            found[pair] = found[known]
-        return found
+            gaps_of_pairs[pair] = gaps_of_pairs[known]
+        return gaps_of_pairs
 
     def _measure_all(self) -> None:
         """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
@@ -188,9 +180,9 @@ class PairGaps:
                     others, hosts, elements = [], [], 0
 
         def hosts_of(place: int) -> tuple[HostTensor, HostTensor]:
-            found = self._tensors(pairs[place])
-            assert found is not None
-            return found
+            tensors = self._tensors(pairs[place])
+            assert tensors is not None
+            return tensors
 
         if worth_kernel(len(self._rows), sum(size for _, _, size, _ in places)) and places:
             columns = cast(Places, tuple(map(list, zip(*places, strict=True))))
@@ -294,12 +286,12 @@ def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -
 
 
 def _with_gradient(run: Values) -> set[tuple[str, str]]:
-    found = set()
+    parameters = set()
     for op, role, name in zip(*(run.columns[column] for column in ("op", "role", "name")), strict=True):
         if role == GRADIENT:
             whole = parse_op(run.ops[op])
-            found.add((_module(whole), name.removeprefix(whole.text + ".")))
-    return found
+            parameters.add((_module(whole), name.removeprefix(whole.text + ".")))
+    return parameters
 
 
 def parameter_of(run: Values, row: int) -> tuple[OpName, str]:

@@ -123,7 +123,7 @@ def compare_parameters(
     raw: Model, base: Model, tested: Values, reference: Values, matches: Matches, tolerance: Tolerance, step: int
 ) -> list[Finding]:
     """Measure the parameters that belong together as they are now."""
-    found, seen = [], set()
+    findings, seen = [], set()
     for row, other, rule in matches.rows:
         if tested.columns["role"][row] != PARAMETER or reference.columns["role"][other] != PARAMETER:
             continue
@@ -149,13 +149,13 @@ def compare_parameters(
             tensor = transposed(tensor) if turned != golden_turned else tensor
             tensor = turned_like(tensor, [ANY_ORDER], golden) if rule.endswith(REORDERED) else tensor
             gap = compare(tensor, golden, tolerance)
-        found.append(
+        findings.append(
             Finding(
                 step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,
                 str(list(tensor.shape)), str(list(golden.shape)), tensor.dtype, rule, row,
             )
         )  # fmt: skip
-    return found
+    return findings
 
 
 def _parameter(model: Model, call: OpName, name: str) -> tuple[HostTensor, bool] | None:
@@ -199,7 +199,7 @@ class Buffers:
         if not any(self._holding):
             return []
         order = {name: index for index, name in enumerate(tested.ops)}
-        found = []
+        findings = []
         for calls, slots in self._pairs(matches):
             now = [side.adapter.read(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
             gaps = {AFTER_PHASE: self._gap(slots, now)}
@@ -212,16 +212,16 @@ class Buffers:
             decides = calls[0] not in matches.doubtful and squeezed(slots[0].shape) == squeezed(slots[1].shape)
             held, shapes = slots[0].held, (str(list(slots[0].held.shape)), str(list(slots[1].held.shape)))
             name, dtype = held.name.rpartition(".")[2], self._models[0].adapter.dtype(held.tensor)
-            found += [
+            findings += [
                 Finding(step, phase, *calls, "buffer", name, gap, decides, *shapes, dtype, order=order.get(calls[0], 0))
                 for phase, gap in gaps.items()
             ]
-        return found
+        return findings
 
-    def _before(self, at: int, slot: Slot) -> Array:
+    def _before(self, side: int, slot: Slot) -> Array:
         path, _, name = slot.held.name.rpartition(".")
-        held = self._kept[at].get((path, name))
-        return self._models[at].adapter.read(slot.held.tensor) if held is None else held[2]
+        held = self._kept[side].get((path, name))
+        return self._models[side].adapter.read(slot.held.tensor) if held is None else held[2]
 
     def _gap(self, slots: tuple[Slot, Slot], values: list[Array]) -> Gap:
         dtypes = [side.adapter.dtype(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
@@ -232,7 +232,7 @@ class Buffers:
 
     def _pairs(self, matches: Matches) -> list[tuple[tuple[str, str], tuple[Slot, Slot]]]:
         """The two calls and the two buffers of each pair."""
-        found: dict[tuple[object, object], tuple[tuple[str, str], tuple[Slot, Slot]]] = {}
+        pairs: dict[tuple[object, object], tuple[tuple[str, str], tuple[Slot, Slot]]] = {}
         calls_of: dict[str, tuple[str, str]] = {}
         for calls in matches.calls.items():
             target, golden = map(parse_op, calls)
@@ -243,7 +243,7 @@ class Buffers:
                 continue
             targets, goldens = self._slots(0, target.body), self._slots(1, golden.body)
             for name in filter(goldens.__contains__, targets):
-                found[targets[name].held.key, goldens[name].held.key] = calls, (targets[name], goldens[name])
+                pairs[targets[name].held.key, goldens[name].held.key] = calls, (targets[name], goldens[name])
             alone = [slot for name, slot in (targets | goldens).items() if not (name in targets and name in goldens)]
             self._alone += [
                 slot.held.name for slot in alone if slot.alias not in COUNTERS and slot.held.name not in self._alone
@@ -253,11 +253,11 @@ class Buffers:
             last = group.last_in(self._models[0].paths)
             for pair in match.copies if match is not None and last in calls_of else ():
                 if all(map(_is_state, pair)):
-                    found.setdefault((pair[0].held.key, pair[1].held.key), (calls_of[last], pair))
-        return list(found.values())
+                    pairs.setdefault((pair[0].held.key, pair[1].held.key), (calls_of[last], pair))
+        return list(pairs.values())
 
-    def _slots(self, at: int, path: str) -> dict[str, Slot]:
-        layer = layer_at(self._models[at].paths.layer[path], path)
+    def _slots(self, side: int, path: str) -> dict[str, Slot]:
+        layer = layer_at(self._models[side].paths.layer[path], path)
         return {slot.alias: slot for slot in layer.weights if _is_state(slot)}
 
     def _by_one_meaning(self, slots: tuple[Slot, Slot], now: list[Array], gap: Gap, run: Values) -> Gap:
@@ -290,10 +290,10 @@ def _is_state(slot: Slot) -> bool:
 def _samples(run: Values, path: str, channels: int) -> list[int]:
     """Over how many numbers each call of a norm took its statistics."""
     columns = [run.columns[name] for name in ("op", "role", "shape")]
-    found: dict[int, int] = {}
+    samples: dict[int, int] = {}
     for op, role, shape in zip(*columns, strict=True):
-        if role == INPUT and op not in found and shape:
+        if role == INPUT and op not in samples and shape:
             name = parse_op(run.ops[op])
             if name.is_module and name.body == path and name.direction == FORWARD:
-                found[op] = prod(json.loads(shape)) // channels
-    return list(found.values())
+                samples[op] = prod(json.loads(shape)) // channels
+    return list(samples.values())

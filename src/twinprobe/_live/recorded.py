@@ -47,14 +47,14 @@ def recorded_runs(path: Path) -> list[RecordedRun]:
         raise BadInput("does not exist", where=path, hint="give a model, or the folder of a recording")
     folders = run_folders(path)
     runs_of = Counter((folder.key.graph_mode, folder.key.step) for folder in folders)
-    found = []
+    runs = []
     for folder in folders:
         mode, step = folder.key.graph_mode, max(folder.key.step, 0)
         label = f"{mode} step {step}".strip()
         if runs_of[mode, folder.key.step] > 1 and not folder.by_process:
             label += f" rank {folder.key.rank}"
-        found += [RecordedRun(label, step, file) for file in folder.files()[:1]]
-    return found
+        runs += [RecordedRun(label, step, file) for file in folder.files()[:1]]
+    return runs
 
 
 def compare_with_recording(comparison: Comparison, kept: KeptState) -> None:
@@ -127,13 +127,13 @@ def _two_recordings(comparison: Comparison, base: Path, raw: Path) -> None:
 def _compare(comparison: Comparison, tested: Values, reference: Values, paths: Paths | None, step: int) -> None:
     options = comparison.options
     matches = match_runs(tested, reference, comparison.layer_map, paths, None)
-    found = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
-    claim = judge_runs(tested, reference, matches, found)
+    findings = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
+    claim = judge_runs(tested, reference, matches, findings)
     tested.release()
     reference.release()
     if options.only:  # each of them decides
-        found = [replace(finding, decides=True) for finding in found if finding.place in options.only]
-    if not found:
+        findings = [replace(finding, decides=True) for finding in findings if finding.place in options.only]
+    if not findings:
         raise BadInput(
             "nothing of it could be compared", where=reference.path,
             hint="record it with level mix or L0 and, for element-wise comparison, task tensor",
@@ -142,7 +142,7 @@ def _compare(comparison: Comparison, tested: Values, reference: Values, paths: P
         comparison.notes += matches.notes
         if reference.task != "tensor":
             comparison.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
-    comparison.add(found, [], tested, reference, claim)
+    comparison.add(findings, [], tested, reference, claim)
 
 
 def inputs_of(reference: Values, raw: Model) -> Any:
@@ -189,12 +189,15 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
             for name in weights
         }
         pairs = pair_parameters(
-            [(name, str(list(one.shape)[::-1] if turned[name] else list(one.shape))) for name, one in weights.items()],
+            [
+                (name, str(list(tensor.shape)[::-1] if turned[name] else list(tensor.shape)))
+                for name, tensor in weights.items()
+            ],
             list(shapes.items()),
         )
         for name, parameter in weights.items():
-            found = rows.get(pairs[name][0] if name in pairs else name)
-            host = reference.tensor(found) if found is not None else None
+            recorded_row = rows.get(pairs[name][0] if name in pairs else name)
+            host = reference.tensor(recorded_row) if recorded_row is not None else None
             if host is None:
                 missing.append(f"{path}.{name}" if path else name)
                 continue

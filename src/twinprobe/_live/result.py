@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from twinprobe._live.findings import INJECTED, Finding, Findings, First, differing
 from twinprobe._live.options import FORMATS
-from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, brand, fill
 from twinprobe._report.overview import write_index
-from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.tables import fill_table
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe.errors import BadInput, listed
 
@@ -88,8 +88,8 @@ def tree_lines(roots: list[Branch], *, plain: bool = False, most: int = MOST_LIN
     for root in roots:
         _grow(root, "", "", lines, fold=total > most, plain=plain)
     if len(lines) > most:
-        at = next((place for place, (_, mark) in enumerate(lines) if mark == FIRST), 0)
-        begin = max(0, min(at - most // 2, len(lines) - most))
+        first = next((place for place, (_, mark) in enumerate(lines) if mark == FIRST), 0)
+        begin = max(0, min(first - most // 2, len(lines) - most))
         left = len(lines) - most
         lines = [*lines[begin : begin + most], (f"... {left} more lines", UNSEEN)]
     return lines
@@ -147,12 +147,7 @@ class Result:
     @property
     def summary(self) -> str:
         """What ``show`` prints, without colours."""
-        from rich.console import Console
-
-        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
-        with console.capture() as captured:
-            print_result(self, console)
-        return captured.get().rstrip()
+        return plain_text(lambda console: print_result(self, console))
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -210,13 +205,9 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The result without the table, as plain data."""
-        first = self.first
-        shown = None
-        if first is not None:
-            shown = {
-                "step": first.step, "phase": first.phase, "raw": first.raw, "base": first.base, "cause": first.cause,
-                "why": first.why, "raw_line": first.raw_line, "base_line": first.base_line,
-            }  # fmt: skip
+        shown = None if self.first is None else {**vars(self.first)}
+        if shown is not None:
+            del shown["findings"]
         return {
             "aligned": self.aligned, "base": self.base, "raw": self.raw, "steps": self.steps,
             "weights_copied": self.weights_copied, "counts": self.counts(), "first": shown, "notes": list(self.notes),
@@ -224,7 +215,15 @@ class Result:
 
     def save(self, folder: str | Path, formats: Sequence[str] = ("csv", "json", "html")) -> list[Path]:
         """Write the table as ``auto_diff.csv`` and so on into a folder; other files there stay as they are."""
-        written = write_files(self, Path(folder), formats)
+        for name in formats:
+            if name not in FORMATS:
+                raise BadInput(f"unknown report format {name!r}", hint=f"known: {', '.join(FORMATS)}")
+        place = prepare_folder(Path(folder))
+        written = [place / f"{STEM}.{name}" for name in dict.fromkeys(formats)]
+        with Staging() as staging:
+            for path in written:
+                _fill(path.suffix[1:], self, staging.file(path))
+        write_index(place)
         self.files += written
         return written
 
@@ -243,7 +242,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return fragment(self)
+        return f"<style>{_STYLE}</style>{_content(self, _MOST_ROWS)}"
 
 
 _STYLES = {FIRST: "bold red", DIFFERS: "red"}
@@ -342,37 +341,22 @@ def _text(label: str, style: str, content: str = "", content_style: str = "") ->
 STEM = "auto_diff"
 
 
-def write_files(result: Result, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write every format asked for, all or none. Nothing else in the folder is touched."""
-    for name in formats:
-        if name not in FORMATS:
-            raise BadInput(f"unknown report format {name!r}", hint=f"known: {', '.join(FORMATS)}")
-    prepare_folder(folder)
-    written = [folder / f"{STEM}.{name}" for name in dict.fromkeys(formats)]
-    with Staging() as staging:
-        for path in written:
-            _fill(path.suffix, result, staging.file(path))
-    write_index(folder)
-    return written
-
-
-def _fill(suffix: str, result: Result, path: Path) -> None:
-    if suffix == ".csv":
-        fill_csv(result.table, path)
-    elif suffix == ".parquet":
-        fill_parquet(result.table, path)
-    elif suffix == ".xlsx":
-        import polars as pl
-
-        from twinprobe._report.xlsx import fill_xlsx
-
-        # Workbooks colour their rows by this column.
-        verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
-        fill_xlsx(result.table.with_columns(verdicts.alias("Result")), path)
-    elif suffix == ".json":
-        path.write_bytes(json_bytes({**result.to_dict(), "rows": result.table.to_dicts()}))
+def _fill(form: str, result: Result, path: Path) -> None:
+    """Write the result in this format to exactly this path."""
+    table = result.table
+    if form == "json":
+        path.write_bytes(json_bytes({**result.to_dict(), "rows": table.to_dicts()}))
+    elif form == "html":
+        title = f"TwinProbe: {_safe(result.raw)} against {_safe(result.base)}"
+        body = f'<main>{brand(["auto_diff"])}<section class="panel">{_content(result, 100_000)}</section></main>\n'
+        fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
     else:
-        fill_page(result, path)
+        if form == "xlsx":  # workbooks colour their rows by this column
+            import polars as pl
+
+            verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
+            table = table.with_columns(verdicts.alias("Result"))
+        fill_table(form, table, path)
 
 
 def table_of(findings: list[Finding]) -> pl.DataFrame:
@@ -414,18 +398,6 @@ _STYLE = (
     ".twinprobe .scroll{overflow-x:auto}.twinprobe .trees>div{min-width:0}"
     ".twinprobe .trees{display:flex;gap:2em;flex-wrap:wrap}"
 )
-
-
-def fill_page(result: Result, path: Path) -> None:
-    """Write a page of its own, with every difference."""
-    title = f"TwinProbe: {_safe(result.raw)} against {_safe(result.base)}"
-    body = f'<main>{brand(["auto_diff"])}<section class="panel">{_content(result, 100_000)}</section></main>\n'
-    fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
-
-
-def fragment(result: Result, *, most: int = _MOST_ROWS) -> str:
-    """What a notebook shows."""
-    return f"<style>{_STYLE}</style>{_content(result, most)}"
 
 
 def _content(result: Result, most: int) -> str:

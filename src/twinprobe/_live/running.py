@@ -108,7 +108,7 @@ class Masks:
 
 def recorded_masks(run: Values, seed: int) -> Masks | None:
     """The dropout masks of a recording, derived from inputs and outputs; None if it has none."""
-    found = []
+    masks = []
     columns = [run.columns[name] for name in ("op", "role", "kind")]
     first: dict[tuple[int, int], int] = {}
     for row, (op, role, kind) in enumerate(zip(*columns, strict=True)):
@@ -131,8 +131,8 @@ def recorded_masks(run: Values, seed: int) -> Masks | None:
                 ratio = np.where(taken != 0, given / taken, np.nan)
             scale = np.nanmax(ratio) if np.isfinite(ratio).any() else 1.0
             # Where a zero went in, nothing tells whether it was kept: for the result it does not matter.
-            found.append(np.where(np.isnan(ratio), scale, np.where(ratio != 0, scale, 0)).astype(np.float32))
-    return Masks(seed, found) if found else None
+            masks.append(np.where(np.isnan(ratio), scale, np.where(ratio != 0, scale, 0)).astype(np.float32))
+    return Masks(seed, masks) if masks else None
 
 
 @dataclass
@@ -205,14 +205,14 @@ def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:
     roots = [bool(side.model.training) for side in (base, raw)]
     if roots[0] != roots[1]:
         return [f"the base model is in {shown[roots[0]]} mode, the raw model in {shown[roots[1]]} mode"]
-    found = []
+    apart = []
     for call, partner in calls.items():
         layers = [side.paths.layer.get(parse_op(name).body) for side, name in ((raw, call), (base, partner))]
         if parse_op(call).is_module and layers[0] is not None and layers[1] is not None:
             mode, other = bool(layers[0].training), bool(layers[1].training)
             if mode != other:
-                found.append(f"{parse_op(call).body} ({shown[mode]} against {shown[other]})")
-    return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(found))}"] if found else []
+                apart.append(f"{parse_op(call).body} ({shown[mode]} against {shown[other]})")
+    return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(apart))}"] if apart else []
 
 
 _FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}

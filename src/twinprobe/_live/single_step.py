@@ -115,33 +115,32 @@ class Feeder:
         prefix = self._prefix.get(key)
         if prefix is None:
             return None
-        at = -1
+        counter = count()
 
         def feed(tensor: Any, name: str) -> Any:
-            nonlocal at
-            at += 1
+            index = next(counter)
             value = self._value(f"{prefix}.forward.{number}", f"output.{name}", tensor)
             if value is None or not self._is_float(tensor):
                 return tensor
-            return self._adapter.substitute(tensor, value, self._arriving(f"{prefix}.backward.{number}", at))
+            return self._adapter.substitute(tensor, value, self._arriving(f"{prefix}.backward.{number}", index))
 
         if type(output) is tuple:
             return tuple(_mapped(item, str(place), feed, self._adapter.is_tensor) for place, item in enumerate(output))
         return _mapped(output, "0", feed, self._adapter.is_tensor)
 
-    def _arriving(self, name: str, at: int) -> OnGradient:
+    def _arriving(self, name: str, index: int) -> OnGradient:
         def arrived(gradient: HostTensor) -> HostTensor | None:
-            value = self._value(name, f"input.{at}", gradient)
+            value = self._value(name, f"input.{index}", gradient)
             if value is not None and self._phases[1]:
-                self._note(name, f"input.{at}", gradient, value, BACKWARD_PHASE, GRADIENT_PLACE)
+                self._note(name, f"input.{index}", gradient, value, BACKWARD_PHASE, GRADIENT_PLACE)
             return value
 
         return arrived
 
     def _value(self, name: str, tensor_name: str, like: Any) -> HostTensor | None:
         """The reference's value, where it has one of this shape."""
-        found = self._partner.get((name, tensor_name))
-        value = self._reference.tensor(found[1]) if found is not None else None
+        partner = self._partner.get((name, tensor_name))
+        value = self._reference.tensor(partner[1]) if partner is not None else None
         return value if value is not None and value.shape == tuple(int(size) for size in like.shape) else None
 
     def _note(self, name: str, tensor: str, target: HostTensor, golden: HostTensor, phase: str, place: str) -> None:

@@ -218,13 +218,17 @@ _MODULES: dict[str, Callable[[Call], Iterator[Bound]]] = {
 
 _Translated = tuple[str, list[Any], dict[str, Any]]
 # Names with the same meaning and the same order of arguments as in PyTorch.
-_ALIKE = words(
+_FUNCTIONAL = words(
+    """
+    softmax log_softmax relu relu6 silu mish gelu elu selu softplus hardswish hardsigmoid softsign leaky_relu glu linear
+    layer_norm rms_norm group_norm embedding conv1d conv2d conv3d mse_loss l1_loss smooth_l1_loss normalize
+    """
+)
+_ALIKE = _FUNCTIONAL | words(
     """
     abs exp log log1p log2 sqrt rsqrt sin cos tan tanh sigmoid erf floor ceil square reciprocal neg add subtract sub
     multiply mul divide div maximum minimum pow matmul mm bmm addmm baddbmm sum mean prod cumsum logsumexp where cat
-    concat stack einsum outer dot mv clamp clip tril triu gather index_select softmax log_softmax relu relu6 silu mish
-    gelu elu selu softplus hardswish hardsigmoid softsign leaky_relu glu linear layer_norm rms_norm group_norm embedding
-    conv1d conv2d conv3d mse_loss l1_loss smooth_l1_loss normalize
+    concat stack einsum outer dot mv clamp clip tril triu gather index_select
     """
 )
 _KEYWORDS = {
@@ -232,12 +236,6 @@ _KEYWORDS = {
     "epsilon": "eps", "p": "p",
 }  # fmt: skip
 _RENAMED = {"concat": "cat", "clip": "clamp", "subtract": "sub", "multiply": "mul", "divide": "div", "swish": "silu"}
-_FUNCTIONAL = words(
-    """
-    softmax log_softmax relu relu6 silu mish gelu elu selu softplus hardswish hardsigmoid softsign leaky_relu glu linear
-    layer_norm rms_norm group_norm embedding conv1d conv2d conv3d mse_loss l1_loss smooth_l1_loss normalize
-    """
-)
 
 
 def _alike(body: str, args: list[Any], kwargs: dict[str, Any]) -> _Translated:
@@ -333,13 +331,7 @@ _TRANSLATIONS: dict[str, Callable[[str, list[Any], dict[str, Any]], _Translated]
 
 
 def run_bound(
-    bound: Bound,
-    arriving: Sequence[Any],
-    *,
-    reference: bool,
-    device: str = "cpu",
-    seed: int = 0,
-    room: int = ROOM,
+    bound: Bound, arriving: Sequence[Any], *, reference: bool, device: str = "cpu", seed: int = 0, room: int = ROOM
 ) -> tuple[list[Any], list[Any]]:
     """The tensors that a call gives, and the gradients of its floating-point inputs (none without ``arriving``).
 
@@ -413,14 +405,18 @@ def _word(word: Word, device: str, *, reference: bool) -> Any:
 
 def tensors_of(result: Any) -> list[Any]:
     """The tensors of a result, in order."""
+    return [tensor for _, tensor in paths_of(result)]
+
+
+def paths_of(result: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors of a result with the subscripts that lead to them, in order."""
     import torch
 
-    if isinstance(result, torch.Tensor):
-        return [result]
     if isinstance(result, dict | list | tuple):
-        items = result.values() if isinstance(result, dict) else result
-        return [tensor for item in items for tensor in tensors_of(item)]
-    return []
+        for key, item in result.items() if isinstance(result, dict) else enumerate(result):
+            yield from paths_of(item, f"{path}[{key!r}]")
+    elif isinstance(result, torch.Tensor):
+        yield path, result
 
 
 def check_shapes(bound: Bound, recorded: Sequence[Any], room: int) -> None:

@@ -93,12 +93,12 @@ class Call:
         for slot in self.slots():
             assert slot.file is not None
             try:
-                found = open_named(self.run.tensor_folder, slot.file)
+                tensor = open_named(self.run.tensor_folder, slot.file)
             except TwinProbeError as error:
                 raise CannotReplay(str(error)) from None
-            if found.shape != slot.shape:
-                raise CannotReplay(f"{slot.file} holds {list(found.shape)}, the dump says {list(slot.shape)}")
-            slot.value, slot.dtype = as_torch(found), found.dtype
+            if tensor.shape != slot.shape:
+                raise CannotReplay(f"{slot.file} holds {list(tensor.shape)}, the dump says {list(slot.shape)}")
+            slot.value, slot.dtype = as_torch(tensor), tensor.dtype
 
 
 def leaves_in(tree: Any) -> Iterator[Any]:
@@ -144,14 +144,12 @@ def read_calls(run: Run, names: Iterable[str]) -> dict[str, Call]:
         raise BadInput(what, where=run.path, hint="calls are replayed from a dump.json recorded with task tensor")
     calls = {name: parse_op(name) for name in names}
     wanted = {name for op in calls.values() for name in (op.text, backward_of(op))}
-    found: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     entries = read_entries(run.path)
     for name, entry in entries:
         if name in wanted:
-            found[name] = decode_entry(run.path, name, entry) if entries.raw else entry
-    return {
-        name: _call(run, op, found[name], found.get(backward_of(op))) for name, op in calls.items() if name in found
-    }
+            read[name] = decode_entry(run.path, name, entry) if entries.raw else entry
+    return {name: _call(run, op, read[name], read.get(backward_of(op))) for name, op in calls.items() if name in read}
 
 
 def backward_of(op: OpName) -> str:

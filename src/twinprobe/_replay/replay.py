@@ -90,7 +90,7 @@ class Replay:
     @property
     def off(self) -> str:
         """Which side differs from its own reference by more than the operation may lose."""
-        sides = [any(one is not None and one.times > SUSPICIOUS for one in errors)
+        sides = [any(error is not None and error.times > SUSPICIOUS for error in errors)
                  for errors in ([v.target for v in self.values], [v.golden for v in self.values])]  # fmt: skip
         return {(True, True): "both", (True, False): "target", (False, True): "golden"}.get(
             (sides[0], sides[1]), "neither"
@@ -155,25 +155,25 @@ def replay_pair(
     if expected is None:
         expected = [expectations(call.run, [call.name])[call.name] if call else {} for call in (target, golden)]
     reasons: dict[str, str] = {}
-    found: dict[str, dict[str, tuple[str, list[int], Error]]] = {}
+    errors_of: dict[str, dict[str, tuple[str, list[int], Error]]] = {}
     function, way = "", 0
     # What a module was constructed with is confirmed by golden's own output.
     for who, call, may in (("golden", golden, expected[1]), ("target", target, expected[0])):
         if call is None:
             continue
         try:
-            side = SideReplay(call, may, room, None if who == "golden" or not found else way)
+            side = SideReplay(call, may, room, None if who == "golden" or not errors_of else way)
             function, way = side.bound.function.written, side.way
-            found[who] = side.measure(devices)
+            errors_of[who] = side.measure(devices)
             if side.no_backward:
                 reasons[f"{who}'s backward call"] = side.no_backward
         except CannotReplay as error:
             reasons[who] = str(error)
-    names = dict.fromkeys(name for errors in found.values() for name in errors)
+    names = dict.fromkeys(name for errors in errors_of.values() for name in errors)
     values = []
     for name in names:
-        dtype, shape, _ = next(errors[name] for errors in found.values() if name in errors)
-        of = {who: errors[name][2] for who, errors in found.items() if name in errors}
+        dtype, shape, _ = next(errors[name] for errors in errors_of.values() if name in errors)
+        of = {who: errors[name][2] for who, errors in errors_of.items() if name in errors}
         values.append(Value(name, dtype, shape, of.get("target"), of.get("golden")))
     return Replay(target.name, golden.name if golden else "", function, values, reasons, way)
 
@@ -206,8 +206,8 @@ class SideReplay:
         """The way to make the call that the recorded result confirms, its number, and the reference."""
         tried: list[tuple[float, int, tuple[list[Any], list[Any]]]] = []
         trouble = ""
-        for at, bound in enumerate(ways):
-            if way is not None and at != way:
+        for index, bound in enumerate(ways):
+            if way is not None and index != way:
                 continue
             try:
                 check_shapes(bound, self.recorded, self.room)
@@ -217,18 +217,18 @@ class SideReplay:
                 trouble = trouble or str(error)
                 continue
             pairs = enumerate(zip(self.recorded, made[0], strict=True))
-            off = max(_error(value, one, self.expected.get(f"output.{at}", np.nan)).times
-                      for at, (value, one) in pairs if _is_float(value))  # fmt: skip
-            tried.append((off, at, made))
+            off = max(_error(value, one, self.expected.get(f"output.{index}", np.nan)).times
+                      for index, (value, one) in pairs if _is_float(value))  # fmt: skip
+            tried.append((off, index, made))
             if off <= SUSPICIOUS:
                 break
         if not tried:
             raise CannotReplay(trouble)
-        off, at, made = min(tried, key=lambda one: one[0])
+        off, index, made = min(tried, key=lambda one: one[0])
         if way is None and len(ways) > 1 and self.call.op.is_module and off > SUSPICIOUS:
             cls = self.call.op.cls
             raise CannotReplay(f"{cls}: what it was constructed with is not recorded, and no usual value fits")
-        return ways[at], at, made
+        return ways[index], index, made
 
     def measure(self, devices: Sequence[str]) -> dict[str, tuple[str, list[int], Error]]:
         """By name of the value: its dtype, shape and error."""
@@ -242,24 +242,25 @@ class SideReplay:
                 raise CannotReplay("it draws random numbers, which are not recorded")
         here = self._attempt(wanted, "cpu")
         others = {device: self._attempt(wanted, device) for device in devices}
-        found: dict[str, tuple[str, list[int], Error]] = {}
-        made_of = {f"output.{at}": pair for at, pair in enumerate(zip(self.recorded, reference, strict=True))}
+        errors: dict[str, tuple[str, list[int], Error]] = {}
+        made_of = {f"output.{index}": pair for index, pair in enumerate(zip(self.recorded, reference, strict=True))}
         kept = [slot.value if isinstance(slot, Slot) else None for slot in self.call.leaving] if wanted else []
-        made_of |= {f"backward.output.{at}": pair for at, pair in enumerate(zip(kept, gradients, strict=False))}
+        made_of |= {f"backward.output.{index}": pair for index, pair in enumerate(zip(kept, gradients, strict=False))}
         for name, (value, made) in made_of.items():
             if value is None or made is None or not _is_float(value) or value.shape != made.shape:
                 continue
-            part, at = int(name.startswith("backward")), int(name.rpartition(".")[2])
+            part, index = int(name.startswith("backward")), int(name.rpartition(".")[2])
             runs = [
-                run[part][at] if run is not None and at < len(run[part]) else None for run in (here, *others.values())
+                run[part][index] if run is not None and index < len(run[part]) else None
+                for run in (here, *others.values())
             ]
             error = _error(value, made, self.expected.get(name, np.nan), *runs)
             if error.times > SUSPICIOUS:  # what is left of large numbers may be all noise: ask the call itself
-                moved = self._moved(value, wanted)[part][at]
+                moved = self._moved(value, wanted)[part][index]
                 error = _error(value, made, self.expected.get(name, np.nan), *runs, moved=moved)
             error = replace(error, devices_eps=dict(zip(others, error.devices_eps.values(), strict=True)))
-            found[name] = str(value.dtype).rpartition(".")[2], list(value.shape), error
-        return found
+            errors[name] = str(value.dtype).rpartition(".")[2], list(value.shape), error
+        return errors
 
     def _moved(self, value: Any, backward: bool) -> tuple[list[Any], list[Any]]:
         """The reference from inputs that are changed by half a unit in the last place of the value's dtype."""
@@ -293,8 +294,8 @@ class SideReplay:
 
 def _differentiable(call: Call) -> list[Slot]:
     """The floating-point inputs of a call, each once: recorders note one gradient for each."""
-    found = {id(slot): slot for slot in (*slots_in(call.args), *slots_in(call.kwargs)) if _is_float(slot.value)}
-    return list(found.values())
+    slots = {id(slot): slot for slot in (*slots_in(call.args), *slots_in(call.kwargs)) if _is_float(slot.value)}
+    return list(slots.values())
 
 
 def _join_equal(call: Call) -> None:
@@ -307,14 +308,14 @@ def _join_equal(call: Call) -> None:
         if not isinstance(leaf, Slot) or not _is_float(leaf.value):
             return leaf
         alike = [
-            one
-            for one in known
-            if (one.shape, one.dtype, one.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
+            slot
+            for slot in known
+            if (slot.shape, slot.dtype, slot.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
         ]
-        found = next((one for one in alike if torch.equal(one.value, leaf.value)), None)
-        if found is None:
+        equal = next((slot for slot in alike if torch.equal(slot.value, leaf.value)), None)
+        if equal is None:
             known.append(leaf)
-        return found or leaf
+        return equal or leaf
 
     call.args, call.kwargs = mapped(call.args, joined), mapped(call.kwargs, joined)
 
@@ -333,7 +334,7 @@ def _error(recorded: Any, reference: Any, expected: float, *runs: Any, moved: An
     times = max(_ratio(whole, may), _ratio(worst, _WORST_ROW * may_row) if rows > 1 else 0.0)
     eps = [_ratio(found[0], norm * epsilon) if found else float("nan") for found in others]
     relative = _ratio(whole, norm)
-    devices = {str(at): value for at, value in enumerate(eps[1:])}
+    devices = {str(index): value for index, value in enumerate(eps[1:])}
     here_eps = eps[0] if eps else float("nan")
     return Error(relative, relative / epsilon, times, _ratio(may, norm * epsilon), here_eps, devices)
 
@@ -382,7 +383,7 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     """By call: the relative error that its outputs, and its backward call's, may have from equal inputs."""
     import polars as pl
 
-    places = {name: at for at, name in enumerate(run.ops)}
+    places = {name: index for index, name in enumerate(run.ops)}
     names = [name for call in calls for name in (call, backward_of(run.op_names[places[call]])) if name in places]
     table = run.table.with_row_index("row").filter(pl.col("op").is_in([places[name] for name in names]))
     pairs = _beside_itself(table)
@@ -397,23 +398,23 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     least = np.where(approximate[np.maximum(flow.of_row, 0)], _APPROXIMATION, 0.0)
     may = np.fmax(noise.expected, least)
     rows = _value_rows(flow, tensor)
-    found: dict[str, dict[str, float]] = {}
+    expected: dict[str, dict[str, float]] = {}
     for call in calls:
-        found[call] = {}
+        expected[call] = {}
         for front, name in (("", call), ("backward.", backward_of(run.op_names[places[call]]))):
-            for at, row in enumerate(rows.get(name, [])):
-                found[call][f"{front}output.{at}"] = float(may[row])
-    return found
+            for index, row in enumerate(rows.get(name, [])):
+                expected[call][f"{front}output.{index}"] = float(may[row])
+    return expected
 
 
 def _value_rows(flow: Flow, tensor: NDArray[np.bool_]) -> dict[str, list[int]]:
     """By call: the rows of the tensors that it gave; of a backward call also those of inputs without a gradient."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row in np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist():
         op = flow.ops[int(flow.of_row[row])]
         if tensor[row] or op.direction == BACKWARD:
-            found.setdefault(op.text, []).append(row)
-    return found
+            rows.setdefault(op.text, []).append(row)
+    return rows
 
 
 def _beside_itself(table: pl.DataFrame) -> pl.DataFrame:
@@ -434,18 +435,18 @@ def isolate(
     """Replay the calls of two compared runs whose results differ, the most suspicious first, until the time is up."""
     until = time.monotonic() + seconds
     flow = judged.flow
-    found = Isolated(*np.full((4, evidence.pairs.height), np.nan))
+    isolated = Isolated(*np.full((4, evidence.pairs.height), np.nan))
     if evidence.mode != TENSORS or flow is None:
-        found.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
-        return found
+        isolated.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
+        return isolated
     _need_torch()
     suspects = _suspects(target, golden, evidence, judged, flow)
-    sides = [(run, [names[at] for names in suspects]) for at, run in enumerate((target, golden))]
+    sides = [(run, [names[index] for names in suspects]) for index, run in enumerate((target, golden))]
     try:
         calls = [read_calls(run, names) for run, names in sides if names]
     except BadInput as error:  # a run that was put together from several ranks, another tool's dump
-        found.notes.append(f"nothing was replayed: {error}")
-        return found
+        isolated.notes.append(f"nothing was replayed: {error}")
+        return isolated
     expected = [expectations(run, names) for run, names in sides if names]
     rows = _value_rows(flow, bools(evidence.pairs["t_kind"] == TENSOR))
     reasons: dict[str, int] = {}
@@ -463,15 +464,15 @@ def isolate(
             reasons[reason] = reasons.get(reason, 0) + 1
         for value in result.values:
             gave = rows.get(backward_of(own.op) if value.name.startswith("backward.") else name, [])
-            at = int(value.name.rpartition(".")[2])
-            if at < len(gave):
-                found.note(gave[at], value.target, value.golden, clears=alike)
-    _pass_outwards(found, flow)
+            index = int(value.name.rpartition(".")[2])
+            if index < len(gave):
+                isolated.note(gave[index], value.target, value.golden, clears=alike)
+    _pass_outwards(isolated, flow)
     left = len(suspects) - done
-    found.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))
+    isolated.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))
     worst = sorted(reasons.items(), key=lambda item: -item[1])[:_MOST_REASONS]
-    found.notes += [f"{count:,} of them could not be: {reason}" for reason, count in worst]
-    return found
+    isolated.notes += [f"{count:,} of them could not be: {reason}" for reason, count in worst]
+    return isolated
 
 
 def _plain_parts(call: Call) -> tuple[Any, ...]:
@@ -490,20 +491,20 @@ def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow
     counterpart = dict(zip(flow.of_row[outputs].tolist(), other[outputs].tolist(), strict=True))
     times = np.nan_to_num(judged.noise.times, nan=0.0)
     suspicion = {beginning.call: np.inf for beginning in judged.beginnings}
-    found: dict[int, float] = {}
+    suspects: dict[int, float] = {}
     for row in np.flatnonzero(outputs & (np.nan_to_num(judged.error, nan=1.0) != 0)).tolist():
         call = int(flow.of_row[row])
         call = int(flow.twin[call]) if flow.ops[call].direction == BACKWARD else call
         if call in counterpart and flow.leaf[call] and flow.ops[call].direction == FORWARD:
-            found[call] = max(found.get(call, 0.0), suspicion.get(call, float(times[row])))
-    order = sorted(found, key=lambda call: (-found[call], call))
+            suspects[call] = max(suspects.get(call, 0.0), suspicion.get(call, float(times[row])))
+    order = sorted(suspects, key=lambda call: (-suspects[call], call))
     return [(target.ops[call], golden.ops[counterpart[call]]) for call in order]
 
 
-def _pass_outwards(found: Isolated, flow: Flow) -> None:
+def _pass_outwards(isolated: Isolated, flow: Flow) -> None:
     """A module that gives what the last call inside it gave is as guilty as that call."""
-    columns = (found.target_eps, found.target_times, found.golden_eps, found.golden_times)
-    replayed = ~np.isnan(found.target_times) | ~np.isnan(found.golden_times)
+    columns = (isolated.target_eps, isolated.target_times, isolated.golden_eps, isolated.golden_times)
+    replayed = ~np.isnan(isolated.target_times) | ~np.isnan(isolated.golden_times)
     known: dict[tuple[int, int], int] = {}
     outputs = np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist()
     for row in sorted(outputs, key=lambda row: int(flow.of_row[row])):  # inner calls come before those around them

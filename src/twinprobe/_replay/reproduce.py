@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -12,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from twinprobe._judge.tensor_kinds import tensor_kinds
-from twinprobe._replay.functions import Bound, run_bound, tensors_of, with_slots
+from twinprobe._replay.functions import Bound, paths_of, run_bound, with_slots
 from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, slots_in
 from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, SideReplay, distance, replay_pair
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._runs.dtypes import EPSILON, STORAGE
+from twinprobe._runs.dtypes import EPSILON
 from twinprobe._runs.tensors.containers import SAFETENSORS, safetensors_bytes
-from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.foreign import host_tensor
 from twinprobe.errors import BadInput
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
@@ -68,7 +67,7 @@ class _Case:
     bound: Bound
     arriving: list[Any]
     backward: bool
-    at: int  # among the outputs, or among the gradients of differentiable inputs
+    index: int  # among the outputs, or among the gradients of differentiable inputs
     recorded: Any
     may_eps: float
     """What the operation may lose."""
@@ -76,7 +75,7 @@ class _Case:
     def value(self, *, reference: bool) -> Any:
         """The value as this machine computes it."""
         made = run_bound(self.bound, self.arriving if self.backward else [], reference=reference)
-        return made[int(self.backward)][self.at]
+        return made[int(self.backward)][self.index]
 
     def sliced(self, cuts: dict[int, int], axis: int, begin: int, end: int) -> _Case:
         """The case with only a part of an axis: ``cuts`` says which axis of which input it is, by ids."""
@@ -102,24 +101,24 @@ class _Case:
 
 def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink: bool = False, room: int) -> Reproducer:
     """Write the folder for the side that is off; for the target where none is."""
-    found = replay_pair(target, golden, room=room)
-    who, call = ("golden", golden) if found.off == "golden" and golden is not None else ("target", target)
-    errors = {value.name: getattr(value, who) for value in found.values if getattr(value, who) is not None}
+    replayed = replay_pair(target, golden, room=room)
+    who, call = ("golden", golden) if replayed.off == "golden" and golden is not None else ("target", target)
+    errors = {value.name: getattr(value, who) for value in replayed.values if getattr(value, who) is not None}
     if not errors:
-        raise BadInput(found.sentence)
+        raise BadInput(replayed.sentence)
     worst = max(errors, key=lambda name: errors[name].times)
     if errors[worst].times <= SUSPICIOUS:
         worst = next(iter(errors))
     error: Error = errors[worst]
     try:
-        side = SideReplay(call, {}, room, found.way)
-        backward, at = worst.startswith("backward."), int(worst.rpartition(".")[2])
-        recorded = (side.call.leaving if backward else list(slots_in(side.call.outputs)))[at].value
-        case = _Case(side.bound, side.call.arriving, backward, at, recorded, error.may_eps)
+        side = SideReplay(call, {}, room, replayed.way)
+        backward, index = worst.startswith("backward."), int(worst.rpartition(".")[2])
+        recorded = (side.call.leaving if backward else list(slots_in(side.call.outputs)))[index].value
+        case = _Case(side.bound, side.call.arriving, backward, index, recorded, error.may_eps)
         if shrink and error.times > SUSPICIOUS:
             case = _shrunk(case)
         names = _names(case)
-        script = _script(case, names, found, who, call)
+        script = _script(case, names, replayed, who, call)
     except CannotReplay as problem:
         raise BadInput(f"{call.name} cannot be reproduced: {problem}") from None
     prepare_folder(folder)
@@ -130,7 +129,7 @@ def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink:
         staging.file(files[1]).write_text(script, encoding="utf-8")
         staging.file(files[2]).write_text(_readme(case, names, who, call, worst), encoding="utf-8")
     shapes = {name: list(slot.shape) for slot, name in names}
-    return Reproducer(folder, files, found, f"{who}'s {worst}", shapes)
+    return Reproducer(folder, files, replayed, f"{who}'s {worst}", shapes)
 
 
 # The smallest slice that still shows the fault.
@@ -148,17 +147,17 @@ def _shrunk(case: _Case) -> _Case:
         begin, end = 0, case.recorded.shape[axis]
         while end - begin > 1:
             middle = (begin + end) // 2
-            found = []
+            faulty = []
             for first, last in ((begin, middle), (middle, end)):
                 recorded, healthy, wide = (
                     part.narrow(axis, first, last - first) for part in (case.recorded, own, full)
                 )
                 off = _eps(case, recorded, wide)
                 if off > 2 * SUSPICIOUS * max(case.may_eps, _eps(case, healthy, wide)):
-                    found.append((-off, first, last))
-            if not found:
+                    faulty.append((-off, first, last))
+            if not faulty:
                 break
-            _, begin, end = min(found)
+            _, begin, end = min(faulty)
         part = case.sliced(cuts, axis, begin, end)
         if _close(part.value(reference=True), full.narrow(axis, begin, end - begin)):  # a causal mask counts places
             case = part
@@ -177,14 +176,14 @@ def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
     full = case.value(reference=True)
     choices: list[list[tuple[int, int] | None]] = []
     for slot in case.slots():
-        places = [at for at, length in enumerate(slot.shape) if length == size]
+        places = [dimension for dimension, length in enumerate(slot.shape) if length == size]
         # The same place counted from the front or from the back comes first.
         likely = (axis, axis - case.recorded.ndim + len(slot.shape))
-        places.sort(key=lambda at, likely=likely: at not in likely)  # type: ignore[misc]
-        choices.append([*((id(slot), at) for at in places), None])
+        places.sort(key=lambda dimension, likely=likely: dimension not in likely)  # type: ignore[misc]
+        choices.append([*((id(slot), dimension) for dimension in places), None])
     half = max(size // 2, 1)
     for way in islice(product(*choices), _MOST_WAYS):
-        cuts = dict(found for found in way if found is not None)
+        cuts = dict(place for place in way if place is not None)
         if not cuts:
             continue
         try:
@@ -197,8 +196,8 @@ def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
     return None
 
 
-def _close(one: Any, other: Any) -> bool:
-    whole, _, norm, _ = distance(one, other)
+def _close(value: Any, reference: Any) -> bool:
+    whole, _, norm, _ = distance(value, reference)
     return whole <= _SAME * norm
 
 
@@ -207,8 +206,6 @@ def _close(one: Any, other: Any) -> bool:
 
 def safetensors(tensors: dict[str, Any]) -> bytes:
     """Tensors of PyTorch as a safetensors file."""
-    import torch
-
     held = {}
     # The widest first: then each begins at a multiple of its width.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
@@ -217,8 +214,7 @@ def safetensors(tensors: dict[str, Any]) -> bytes:
             raise CannotReplay(f"{name} has no elements")
         if kind not in _CODES:
             raise CannotReplay(f"{name} is {kind}, which a safetensors file cannot hold")
-        octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-        held[name] = HostTensor(kind, tuple(tensor.shape), octets.view(STORAGE[kind]))
+        held[name] = host_tensor(name, tensor)
     return b"".join(safetensors_bytes(held))
 
 
@@ -226,9 +222,9 @@ def _names(case: _Case) -> list[tuple[Slot, str]]:
     """Names for the tensors that the script loads."""
     arriving = {id(slot) for slot in slots_in(case.arriving)}
     inputs = [slot for slot in case.slots() if id(slot) not in arriving]
-    named = [(slot, f"input.{at}") for at, slot in enumerate(inputs)]
+    named = [(slot, f"input.{number}") for number, slot in enumerate(inputs)]
     came = [slot for slot in case.slots() if id(slot) in arriving]
-    return named + [(slot, f"gradient.{at}") for at, slot in enumerate(came)]
+    return named + [(slot, f"gradient.{number}") for number, slot in enumerate(came)]
 
 
 _SCRIPT = '''\
@@ -271,7 +267,7 @@ sys.exit(not here <= LIMIT)
 '''
 
 
-def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str, call: Call) -> str:
+def _script(case: _Case, names: list[tuple[Slot, str]], replayed: Replay, who: str, call: Call) -> str:
     import torch
 
     known = {id(slot): name for slot, name in names}
@@ -281,7 +277,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
     local: dict[int, str] = {}
     if case.backward:
         lines.append("leaves = [" + ", ".join(f'x("{known[id(slot)]}").requires_grad_()' for slot in leaves) + "]")
-        local = {id(slot): f"leaves[{at}].clone()" for at, slot in enumerate(leaves)}
+        local = {id(slot): f"leaves[{number}].clone()" for number, slot in enumerate(leaves)}
 
     def text(value: Any) -> str:
         if isinstance(value, Slot):
@@ -294,7 +290,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
             raise CannotReplay(f"{visible(key)[:40]!r} is no name of an argument")
         args.append(f"{key}={text(value)}")
     written = f"{case.bound.function.written}({', '.join(args)})"
-    paths = [path for path, _ in _paths(_result(case))]
+    paths = [path for path, _ in paths_of(_result(case))]
     if case.backward:
         ends = [(path, slot) for path, slot in zip(paths, case.arriving, strict=False) if isinstance(slot, Slot)]
         made = [f"made{path}" for path, _ in ends]
@@ -304,9 +300,9 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
             f"grads = torch.autograd.grad([{', '.join(made)}], leaves, [{', '.join(came)}], allow_unused=True)"
         )
         floats = [slot for slot in case.slots() if id(slot) not in came_in and slot.value.is_floating_point()]
-        lines.append(f"return grads[{leaves.index(floats[case.at])}]")
+        lines.append(f"return grads[{leaves.index(floats[case.index])}]")
     else:
-        lines.append(f"return {written}{paths[case.at]}")
+        lines.append(f"return {written}{paths[case.index]}")
     kind = str(case.recorded.dtype).rpartition(".")[2]
     codes = {_CODES[str(slot.value.dtype).rpartition(".")[2]]: str(slot.value.dtype) for slot, _ in names}
     codes[_CODES[kind]] = str(case.recorded.dtype)
@@ -319,7 +315,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
     device = str(call.run.settings.get("device", "cpu")).partition(":")[0]
     device = device if device in ("cpu", "cuda", "npu", "xpu", "mps") else "cpu"
     shown = f"{who} was {off:.4g} eps off the float64 result."
-    if found.off == "neither":
+    if replayed.off == "neither":
         shown = f"{off:.3g} eps off, as it may be."
     return _SCRIPT.format(
         title=f"{case.bound.function.written} in {kind}: {shown}", eps=case.epsilon, limit=limit,
@@ -348,16 +344,6 @@ def _literal(value: Any, inner: Any) -> str:  # noqa: PLR0911  one return for ea
         return "..."
     assert value is None or isinstance(value, int | float | bool | str | slice)
     return repr(value)
-
-
-def _paths(result: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors of a result with the subscripts that lead to them."""
-    if isinstance(result, dict | list | tuple):
-        items = result.items() if isinstance(result, dict) else enumerate(result)
-        for key, item in items:
-            yield from _paths(item, f"{path}[{key!r}]")
-    elif tensors_of(result):
-        yield path, result
 
 
 def _result(case: _Case) -> Any:
@@ -413,9 +399,9 @@ def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, wo
         lines += ["", "| element | recorded | float64 |", "| --- | --- | --- |"]
         with np.errstate(invalid="ignore"):
             gap = np.nan_to_num(np.abs(arrays[0] - arrays[1]), nan=np.inf).reshape(-1)
-        for at in np.argsort(-gap, kind="stable")[:_SHOWN].tolist():
-            place = [int(index) for index in np.unravel_index(at, arrays[0].shape)]
-            lines.append(f"| {place} | {arrays[0].reshape(-1)[at]:.9g} | {arrays[1].reshape(-1)[at]:.9g} |")
+        for element in np.argsort(-gap, kind="stable")[:_SHOWN].tolist():
+            place = [int(index) for index in np.unravel_index(element, arrays[0].shape)]
+            lines.append(f"| {place} | {arrays[0].reshape(-1)[element]:.9g} | {arrays[1].reshape(-1)[element]:.9g} |")
     lines += ["", "Run `python reproduce.py [DEVICE]`: it needs PyTorch only, prints the errors of the recorded",
               "values and of this machine's, and exits 1 while the fault is there.", ""]  # fmt: skip
     return "\n".join(lines)

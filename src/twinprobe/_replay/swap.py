@@ -89,16 +89,19 @@ def _giving(path: str, own: Any, recorded: Recorded) -> Any:
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         leaves, shape = tree_flatten(own(*args, **kwargs))
-        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         if calls >= len(recorded):
             raise BadInput(f"{path} is called more than {len(recorded)} times, which is all that golden recorded")
         values = recorded[calls]
-        shapes = [[tuple(one.shape) for one in tensors] for tensors in ([leaves[at] for at in places], values)]
+        shapes = [
+            [tuple(tensor.shape) for tensor in tensors] for tensors in ([leaves[place] for place in places], values)
+        ]
         if shapes[0] != shapes[1]:
             raise BadInput(f"{path} gives tensors of the shapes {shapes[0]}, golden's are {shapes[1]}")
         calls += 1
-        for at, value in zip(places, values, strict=True):
-            leaves[at] = _Instead.apply(leaves[at], value.to(device=leaves[at].device, dtype=leaves[at].dtype))
+        for place, value in zip(places, values, strict=True):
+            leaf = leaves[place]
+            leaves[place] = _Instead.apply(leaf, value.to(device=leaf.device, dtype=leaf.dtype))
         return tree_unflatten(leaves, shape)
 
     return forward
@@ -125,13 +128,13 @@ def _recorded(path: str, given: Any) -> Recorded:
             raise BadInput("with_ is a module, a recording, a tensor or a list of tensors")
         return [values]
     run = given if isinstance(given, Run) else _open(Path(given))
-    calls = [at for at, op in enumerate(run.op_names)
+    calls = [index for index, op in enumerate(run.op_names)
              if op.is_module and op.body == path and op.direction == "forward"]  # fmt: skip
     if not calls:
         known = [op.body for op in run.op_names if op.is_module]
         raise BadInput(f"holds no call of the module {path!r}", where=run.path, hint=did_you_mean(path, known) or None)
-    found: Recorded = []
-    for call in sorted(calls, key=lambda at: run.op_names[at].call):
+    recorded: Recorded = []
+    for call in sorted(calls, key=lambda index: run.op_names[index].call):
         rows = run.table.filter(
             (run.table["op"] == call) & (run.table["role"] == OUTPUT) & (run.table["kind"] == TENSOR)
         )
@@ -139,8 +142,8 @@ def _recorded(path: str, given: Any) -> Recorded:
             raise BadInput(
                 f"{run.ops[call]}: its tensors were not kept", where=run.path, hint="record with task tensor"
             )
-        found.append([as_torch(open_named(run.tensor_folder, name)) for name in rows["file"]])
-    return found
+        recorded.append([as_torch(open_named(run.tensor_folder, name)) for name in rows["file"]])
+    return recorded
 
 
 def _open(path: Path) -> Run:

@@ -51,7 +51,7 @@ def fill_page(alignment: Alignment, target: Run, golden: Run, path: Path) -> Non
 
 def _side(title: str, run: Run, tree: CallTree, alone: list[Alone]) -> dict[str, Any]:
     """A tree in columns, in its own numbering; children in the order of execution."""
-    why = {one.name: one.why for one in alone}
+    why = {entry.name: entry.why for entry in alone}
     return {
         "title": title,
         "path": visible(str(run.path)),
@@ -177,10 +177,10 @@ _SHOWN = 8
 
 def alignment_lines(alignment: Alignment) -> list[str]:
     """The summary, line by line."""
-    found, of = alignment.matched_modules, alignment.modules
+    fit, of = alignment.matched_modules, alignment.modules
     lines = []
     if any(of):
-        lines.append(f"{found[0]} of {of[0]} modules fit {found[1]} of {of[1]}; {_calls(alignment)} API calls fit, too")
+        lines.append(f"{fit[0]} of {of[0]} modules fit {fit[1]} of {of[1]}; {_calls(alignment)} API calls fit, too")
     else:
         lines.append(f"{_calls(alignment)} API calls fit; no modules were recorded")
     width = max((len(rule) for rule in alignment.by_rule()), default=0)
@@ -201,8 +201,8 @@ def _calls(alignment: Alignment) -> int:
 
 
 def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
-    modules = [one for one in alone if is_module(one.name)]
-    others = Counter(one.why for one in alone if not is_module(one.name))
+    modules = [entry for entry in alone if is_module(entry.name)]
+    others = Counter(entry.why for entry in alone if not is_module(entry.name))
     lines = []
     if modules:
         lines.append(f"{len(modules)} modules of the {side} run stay alone:")

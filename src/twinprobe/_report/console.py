@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._judge.origin import Summary, unread_rows
@@ -35,7 +35,7 @@ def visible(text: str, *, keep_newlines: bool = False) -> str:
     """The text with every character that steers a terminal or a page spelled out, e.g. ``\\x1b``; a huge one is cut."""
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ... and {len(text) - _LONGEST:,} more characters"
-    return _UNSEEN.sub(lambda found: found[0] if found[0] == "\n" and keep_newlines else _spell(found), text)
+    return _UNSEEN.sub(lambda match: match[0] if match[0] == "\n" and keep_newlines else _spell(match), text)
 
 
 def say(text: str) -> None:
@@ -45,15 +45,25 @@ def say(text: str) -> None:
     Console().print(visible(text), soft_wrap=True, highlight=False, markup=False)
 
 
+def plain_text(show: Callable[[Console], object]) -> str:
+    """What is printed to a terminal, without colours."""
+    from rich.console import Console
+
+    console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
+    with console.capture() as captured:
+        show(console)
+    return captured.get().rstrip()
+
+
 def visible_cells(column: pl.Series) -> pl.Series:
     """The column with every such character of its texts spelled out, line breaks and tabs excepted; none is cut."""
     texts = column.filter(column.str.contains(_UNSEEN_IN_CELL)).unique()
-    spelled = [_UNSEEN.sub(lambda found: found[0] if found[0] in "\n\t" else _spell(found), text) for text in texts]
+    spelled = [_UNSEEN.sub(lambda match: match[0] if match[0] in "\n\t" else _spell(match), text) for text in texts]
     return column.replace(texts, spelled) if len(texts) else column
 
 
-def _spell(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _spell(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 def json_bytes(value: Any) -> bytes:
@@ -248,8 +258,8 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
 
 def counted(names: Sequence[str]) -> str:
     """How many ranks, steps or both these are: step1/rank0 is a step and a rank."""
-    found = {what: {at[0] for name in names if (at := re.findall(rf"{what}\d+", name))} for what in ("step", "rank")}
-    steps, ranks = len(found["step"]), len(found["rank"])
+    parts = [[re.findall(rf"{what}\d+", name)[:1] for name in names] for what in ("step", "rank")]
+    steps, ranks = (len({number for numbers in found for number in numbers}) for found in parts)
     if steps > 1 and ranks > 1:
         return f"{len(names):,} results ({ranks:,} ranks at {steps:,} steps)"
     return f"{len(names):,} {'steps' if steps > 1 else 'ranks'}"
@@ -257,8 +267,8 @@ def counted(names: Sequence[str]) -> str:
 
 def _folder(path: str) -> str:
     """The folder that a person opens: of a part of a dataset, the dataset."""
-    found = _PARTS.search(path)
-    return path[: found.start()] if found else path.rpartition("/")[0] or "."
+    match = _PARTS.search(path)
+    return path[: match.start()] if match else path.rpartition("/")[0] or "."
 
 
 def _coloured(count: int, colour: str) -> str:

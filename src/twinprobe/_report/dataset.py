@@ -58,13 +58,13 @@ def write_part(
 
 def places(dataset: Path, name: str = PART) -> list[Place]:
     """The parts that a dataset has, in order."""
-    found = []
+    parts = []
     for pattern in (f"step=*/rank=*/{name}", f"mode=*/step=*/rank=*/{name}"):
         for path in dataset.glob(pattern):
             match = _PLACE.fullmatch(path.parent.relative_to(dataset).as_posix())
             if match and path.is_file():
-                found.append(Place(match["mode"] or "", int(match["step"]), int(match["rank"])))
-    return sorted(found)
+                parts.append(Place(match["mode"] or "", int(match["step"]), int(match["rank"])))
+    return sorted(parts)
 
 
 def find_dataset(folder: Path) -> Path | None:

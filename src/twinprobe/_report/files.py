@@ -36,14 +36,14 @@ def sweep(folder: Path) -> None:
     with suppress(OSError):
         names = sorted(path.name for path in folder.iterdir())
     for name in names:
-        found = _TEMPORARY.fullmatch(name)
+        match = _TEMPORARY.fullmatch(name)
         if _CLAIM.fullmatch(name):
-            found = re.fullmatch(OWNER, _content(folder / name))
-        if found is None:
+            match = re.fullmatch(OWNER, _content(folder / name))
+        if match is None:
             continue
-        if found["machine"] != machine():
+        if match["machine"] != machine():
             foreign.append(name)
-        elif not _alive(int(found["pid"])) and _remove(folder / name):
+        elif not _alive(int(match["pid"])) and _remove(folder / name):
             removed.append(name)
     shown = visible(str(folder))
     if removed:
@@ -175,12 +175,12 @@ class Staging(AbstractContextManager["Staging"]):
             with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
                 _sync(folder)
 
-    def _send(self, at: int, temporary: Path, elsewhere: RemotePath) -> None:
+    def _send(self, index: int, temporary: Path, elsewhere: RemotePath) -> None:
         """Upload a file; where that fails, those that were sent before it are taken back."""
         try:
             elsewhere.upload(temporary)
         except BaseException:
-            for sent, _temporary, _elsewhere in self._files[:at]:
+            for sent, _temporary, _elsewhere in self._files[:index]:
                 with suppress(OSError):
                     sent.unlink()
             raise
@@ -247,10 +247,10 @@ def _sync(path: Path) -> None:
 
 
 def _system_error(error: BaseException) -> OSError | None:
-    found = _OS_ERROR.search(str(error))
-    if isinstance(error, OSError) and (error.errno is not None or found is None):
+    match = _OS_ERROR.search(str(error))
+    if isinstance(error, OSError) and (error.errno is not None or match is None):
         return error
-    number = _SQLITE_ERRORS.get(str(error), 0) if found is None else int(found[1])
+    number = _SQLITE_ERRORS.get(str(error), 0) if match is None else int(match[1])
     if not number or not isinstance(error, Exception):
         return None
     return OSError(number, os.strerror(number))

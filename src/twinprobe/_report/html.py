@@ -123,8 +123,8 @@ def _stacks(stacks: pl.Series, calls: pl.Series) -> dict[str, Any]:
     lines = []
     for text in texts:
         # A stack stands in the table as Python writes a list of texts; its lines stay quoted here.
-        found = (_QUOTED.findall(text) if text.startswith("[") else None) or ([text] if text else [])
-        lines.append([frames.setdefault(line, len(frames)) for line in found])
+        quoted = (_QUOTED.findall(text) if text.startswith("[") else None) or ([text] if text else [])
+        lines.append([frames.setdefault(line, len(frames)) for line in quoted])
     return {"frames": list(frames), "stacks": lines, "codes": codes}
 
 

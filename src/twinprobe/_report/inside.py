@@ -60,8 +60,8 @@ def _views(target: HostTensor, golden: HostTensor, whole: dict[str, Any]) -> Ite
     every = tuple((0, size) for size in shape)
     long = [axis for axis, size in enumerate(shape) if size > 1]
     cuts = [Cut(*pair, every) for pair in combinations(long[-4:], 2) if set(pair) != chosen]
-    for axis in (one for one in long if one not in chosen):
-        edges = [at * shape[axis] // min(_PLACES, shape[axis]) for at in range(min(_PLACES, shape[axis]) + 1)]
+    for axis in (candidate for candidate in long if candidate not in chosen):
+        edges = [part * shape[axis] // min(_PLACES, shape[axis]) for part in range(min(_PLACES, shape[axis]) + 1)]
         cuts += [
             Cut(whole["rows"], whole["columns"], (*every[:axis], span, *every[axis + 1 :])) for span in pairwise(edges)
         ]
@@ -90,14 +90,14 @@ def pictures(folders: Sequence[Path], suspects: Iterable[Suspect], *, views: int
 
     ``views``: how many further views the first of them may have together.
     """
-    found: dict[str, dict[str, Any]] = {}
+    drawn: dict[str, dict[str, Any]] = {}
     left = _MOST_ELEMENTS
     for key, target, golden, shape in suspects:
-        if len(found) == _MOST_ROWS or left < 0:
+        if len(drawn) == _MOST_ROWS or left < 0:
             break
         size = prod(map(int, re.findall(r"\d+", shape)))
         try:
-            whole = found[key] = picture(folders, (target, golden))
+            whole = drawn[key] = picture(folders, (target, golden))
             if views > 0 and len(whole["shape"]) > 2 and size <= _MOST_OF_A_KIND:
                 whole["views"] = list(_views(open_named(folders[0], target), open_named(folders[1], golden), whole))
                 views -= len(whole["views"])
@@ -105,19 +105,19 @@ def pictures(folders: Sequence[Path], suspects: Iterable[Suspect], *, views: int
         except (TwinProbeError, OSError):
             continue  # the row's own reason says what could not be read
         left -= size
-    return found
+    return drawn
 
 
 def summary_pictures(dumps: Sequence[Path], suspects: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
     """What is inside tensors that were not kept, from summaries of each side; by key, for a key and both names each."""
     target = read_summaries(dumps[0], {name for _, name, _ in suspects})
     golden = read_summaries(dumps[1], {name for _, _, name in suspects}) if target else {}
-    found = {}
+    drawn = {}
     for key, name, other in suspects:
         pair = target.get(name), golden.get(other)
         if pair[0] and pair[1] and (pair[0].shape, pair[0].size) == (pair[1].shape, pair[1].size):
-            found[key] = _side_by_side(pair[0], pair[1])
-    return found
+            drawn[key] = _side_by_side(pair[0], pair[1])
+    return drawn
 
 
 def _side_by_side(target: TensorSummary, golden: TensorSummary) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def _side_by_side(target: TensorSummary, golden: TensorSummary) -> dict[str, Any
     end = max(first + len(counts) for first, counts in bins)
     counts = [[0] * (first - start) + counts + [0] * (end - first - len(counts)) for first, counts in bins]
     largest: dict[tuple[int, ...], list[Any]] = {}
-    for at, side in enumerate(pair):
+    for which, side in enumerate(pair):
         for index, value in side.largest:
-            largest.setdefault(tuple(index), [None, None])[at] = value
+            largest.setdefault(tuple(index), [None, None])[which] = value
     return {
         "shape": target.shape, "dtypes": [side.dtype for side in pair], "rows": target.rows, "columns": target.columns,
         "ranges": [[0, size] for size in target.shape], "size": target.size, "elements": prod(target.shape),
@@ -222,19 +222,19 @@ class AxisNames:
             return ["batch", "heads", "tokens", "head_size"]
         if _IMAGES.search(name) and axes == 4:
             return ["batch", "channels", "height", "width"]
-        found = [""] * axes
+        words = [""] * axes
         if _EXPERTS.search(name) and axes == 3:
-            found[0] = "experts"
+            words[0] = "experts"
         router = _ROUTER.match(name)
         if router and router[1] in self._mixtures and axes > 1:
-            found[-1] = "experts"
+            words[-1] = "experts"
         elif _FEATURES.search(name) and axes > 1:
-            found[-1] = "features"
+            words[-1] = "features"
         if not _WEIGHT.search(name):
-            self._by_size(shape, found)
-        return found
+            self._by_size(shape, words)
+        return words
 
-    def _by_size(self, shape: Sequence[int], found: list[str]) -> None:
+    def _by_size(self, shape: Sequence[int], words: list[str]) -> None:
         """Activations: a size that the model has for one purpose only, on one axis only, tells what the axis is."""
         sizes = {
             "tokens": self._tokens | {batch * tokens for batch in self._batch for tokens in self._tokens},
@@ -246,6 +246,6 @@ class AxisNames:
         inner = self._features | {size for _, size in self._heads}
         for word, known in sizes.items():
             others = inner.union(*(more for other, more in sizes.items() if other != word))
-            at = [axis for axis, size in enumerate(shape) if size in known]
-            if len(at) == 1 and shape[at[0]] > 1 and shape[at[0]] not in others and not found[at[0]]:
-                found[at[0]] = word
+            axes = [axis for axis, size in enumerate(shape) if size in known]
+            if len(axes) == 1 and shape[axes[0]] > 1 and shape[axes[0]] not in others and not words[axes[0]]:
+                words[axes[0]] = word

@@ -22,7 +22,7 @@ from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
-from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.tables import fill_table
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
 
@@ -110,33 +110,26 @@ def fill_page(overview: Overview, path: Path) -> None:
 def page_title(cells: Sequence[Cell]) -> str:
     """The title of the page: how many ranks, steps, or both have errors, have only warnings, were not compared."""
     counts, steps, ranks = count_cells(cells), {c.place.step for c in cells}, {c.place.rank for c in cells}
-    noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else f"results ({counted(steps, ranks)})"
+    several = f"results ({len(ranks):,} ranks, {len(steps):,} steps)"
+    noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else several
     parts = [f"{counts['error']:,} with errors" if counts["error"] else "",
              f"{counts['warning']:,} with warnings" if counts["warning"] else "",
              f"{counts['failed']:,} not compared" if counts["failed"] else ""]  # fmt: skip
     return f"TwinProbe: {len(cells):,} {noun}: " + (", ".join(part for part in parts if part) or "all pass")
 
 
-def counted(steps: set[int], ranks: set[int]) -> str:
-    """How many ranks and steps these are, in words."""
-    parts = [
-        f"{len(found):,} {what}{'' if len(found) == 1 else 's'}" for found, what in ((ranks, "rank"), (steps, "step"))
-    ]
-    return ", ".join(parts)
-
-
 def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
     """What does not pass, the same finding of several ranks as one line: verdict, places, words, how many."""
-    found: dict[tuple[Any, ...], list[Cell]] = {}
+    same_words: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         if cell.verdict == "pass":
             continue
         first = cell.summary.first if cell.summary is not None else None
         words = cell.failure or (f"{first.op}: {_NUMBER.sub('#', first.sentence)}" if first else "")
-        found.setdefault((cell.verdict, words), []).append(cell)
+        same_words.setdefault((cell.verdict, words), []).append(cell)
     order = {name: index for index, name in enumerate(reversed(VERDICTS))}
     groups = []
-    for (verdict, _), same in sorted(found.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
+    for (verdict, _), same in sorted(same_words.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
         worst = max(same, key=lambda cell: cell.times or 0.0)
         words = worst.failure
         if worst.summary is not None and worst.summary.first is not None:
@@ -158,14 +151,9 @@ def _places(cells: Sequence[Cell]) -> list[list[str]]:
 
 def _ranges(numbers: set[int]) -> str:
     """Numbers as people write them: 0-6, 9."""
-    ordered, parts, at = sorted(numbers), [], 0
-    while at < len(ordered):
-        end = at
-        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
-            end += 1
-        parts.append(str(ordered[at]) if end == at else f"{ordered[at]}-{ordered[end]}")
-        at = end + 1
-    return ", ".join(parts)
+    ordered = np.array(sorted(numbers))
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _report_of(cell: Cell, folder: Path) -> str:
@@ -213,7 +201,7 @@ def write_index(folder: Path) -> Path | None:
         place = pending.pop(0)
         # Of folders that are not those of steps and modes (recordings of a search, mostly), what is to be looked at.
         is_result = place == folder or _PLACES.fullmatch(place.relative_to(folder).as_posix()) is not None
-        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda found: found[0].zfill(20), path.name)):
+        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda match: match[0].zfill(20), path.name)):
             name = path.relative_to(folder).as_posix()
             kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
             said = ""
@@ -267,13 +255,13 @@ def lost_of(dataset: Path, step: int | None = None) -> list[str]:
     if not file.is_file():
         return []
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Written)
+        written = msgspec.json.decode(file.read_bytes(), type=_Written)
     except (OSError, msgspec.DecodeError) as error:
         raise BadInput(f"cannot be read: {error}", where=file) from None
-    lost = found.failures
+    lost = written.failures
     if step is not None:
-        lost = [cell.reason for cell in found.map if cell.verdict == "failed" and cell.step == step]
-    return lost if found.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume goes on)"]
+        lost = [cell.reason for cell in written.map if cell.verdict == "failed" and cell.step == step]
+    return lost if written.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume goes on)"]
 
 
 def count_cells(cells: Sequence[Cell]) -> dict[str, int]:
@@ -343,24 +331,24 @@ _MOST_RANKS = 8
 _HEAD = ("loss", "grad_norm", "group.0.lr")
 
 
-def write_steps(found: StepsComparison, folder: Path, stamp: str, formats: Sequence[str] = ()) -> list[Path]:
+def write_steps(compared: StepsComparison, folder: Path, stamp: str, formats: Sequence[str] = ()) -> list[Path]:
     """Write ``compare_steps_<timestamp>`` as csv (or parquet, where that is asked for) and html; all or none."""
     kinds = [kind for kind in ("csv", "parquet") if kind in formats] or ["csv"]
     files = [folder / f"compare_steps_{stamp}.{suffix}" for suffix in (*kinds, "html")]
     with Staging() as staging:
-        table = steps_table(found)
+        table = steps_table(compared)
         for kind, file in zip(kinds, files, strict=False):
-            (fill_csv if kind == "csv" else fill_parquet)(table, staging.file(file))
-        fill_curves(found, staging.file(files[-1]))
+            fill_table(kind, table, staging.file(file))
+        fill_curves(compared, staging.file(files[-1]))
     return files
 
 
-def steps_table(found: StepsComparison) -> pl.DataFrame:
+def steps_table(compared: StepsComparison) -> pl.DataFrame:
     """One row for each rank and step: loss, learning rate and gradient norm of both runs, and what differs most."""
     import polars as pl
 
     frames = []
-    for trend in found.trends:
+    for trend in compared.trends:
         columns: dict[str, Any] = {"rank": np.full(len(trend.steps), trend.rank), "step": trend.steps,
                                    "golden_step": trend.golden_steps}  # fmt: skip
         for title, name in zip(("loss", "grad_norm", "learning_rate"), _HEAD, strict=True):
@@ -371,11 +359,9 @@ def steps_table(found: StepsComparison) -> pl.DataFrame:
                     trend.known[:, place], values[:, place], np.nan
                 )  # fmt: skip
         for kind in ("output", "gradient", "parameter"):
-            places = [
-                at for at, name in enumerate(trend.names) if name.startswith(f"{kind}.") and not name.endswith(".eps")
-            ]
-            columns[f"{kind}_difference"] = trend.difference[:, places].max(axis=1, initial=0.0)
-            columns[f"{kind}_noise"] = trend.noise[:, places].max(axis=1, initial=0.0)
+            of_kind = [name.startswith(f"{kind}.") and not name.endswith(".eps") for name in trend.names]
+            columns[f"{kind}_difference"] = trend.difference[:, of_kind].max(axis=1, initial=0.0)
+            columns[f"{kind}_noise"] = trend.noise[:, of_kind].max(axis=1, initial=0.0)
         differs = trend.differs
         columns["differing"] = differs.sum(axis=1)
         columns["first_differing"] = [trend.names[int(np.argmax(row))] if row.any() else "" for row in differs]
@@ -383,27 +369,27 @@ def steps_table(found: StepsComparison) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def fill_curves(found: StepsComparison, path: Path) -> None:
+def fill_curves(compared: StepsComparison, path: Path) -> None:
     """Write the page with the curves to exactly this path."""
-    chosen = sorted(found.trends, key=lambda one: (one.rank != found.parting.rank, one.rank))[:_MOST_RANKS]
+    chosen = sorted(compared.trends, key=lambda trend: (trend.rank != compared.parting.rank, trend.rank))[:_MOST_RANKS]
     numbers = sum(3 * len(trend.names) * len(trend.steps) for trend in chosen)
     every = max(1, math.ceil(numbers / _MOST_NUMBERS))
-    notes = list(found.notes)
+    notes = list(compared.notes)
     if every > 1:
         notes.append(f"This page shows one step in {every}; the table holds all.")
-    if len(chosen) < len(found.trends):
-        notes.append(f"This page shows {len(chosen)} of {len(found.trends)} ranks; the table holds all.")
+    if len(chosen) < len(compared.trends):
+        notes.append(f"This page shows {len(chosen)} of {len(compared.trends)} ranks; the table holds all.")
     data = {
-        "target": visible(found.target),
-        "golden": visible(found.golden),
-        "sentence": visible(found.parting.sentence),
-        "step": found.parting.step,
-        "rank": found.parting.rank,
+        "target": visible(compared.target),
+        "golden": visible(compared.golden),
+        "sentence": visible(compared.parting.sentence),
+        "step": compared.parting.step,
+        "rank": compared.parting.rank,
         "notes": [visible(note) for note in notes],
         "head": _HEAD,
         "trends": [_curves(trend, every) for trend in chosen],
     }
-    title = html.escape(shorten(visible(f"TwinProbe: {found.parting.sentence}"), 200, placeholder=" …"))
+    title = html.escape(shorten(visible(f"TwinProbe: {compared.parting.sentence}"), 200, placeholder=" …"))
     fill(
         path,
         asset("steps.html"),
@@ -417,22 +403,22 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
 def _curves(trend: Trend, every: int) -> dict[str, Any]:
     rows = slice(None, None, every)
     hidden = ".digest", ".samples", ".eps", ".residue", ".drops"
-    shown = [at for at, name in enumerate(trend.names) if not name.startswith(("random.", "setting."))]
-    shown = [at for at in shown if not trend.names[at].endswith(hidden)]
-    shown.sort(key=lambda at: trend.names[at] not in _HEAD)
+    shown = [column for column, name in enumerate(trend.names) if not name.startswith(("random.", "setting."))]
+    shown = [column for column in shown if not trend.names[column].endswith(hidden)]
+    shown.sort(key=lambda column: trend.names[column] not in _HEAD)
     apart = trend.known & ~(trend.difference <= trend.noise)
-    first = {at: int(np.argmax(apart[:, at])) for at in shown if apart[:, at].any()}
+    first = {column: int(np.argmax(apart[:, column])) for column in shown if apart[:, column].any()}
     series = []
-    for at in shown:
-        known = trend.known[rows, at]
-        pair = [_plain(np.where(known, side[rows, at], np.nan)) for side in (trend.target, trend.golden)]
-        noise = trend.noise[rows, at]
-        apart_at_all = bool(trend.difference[rows, at].any())  # six digits may hide it
+    for column in shown:
+        known = trend.known[rows, column]
+        pair = [_plain(np.where(known, side[rows, column], np.nan)) for side in (trend.target, trend.golden)]
+        noise = trend.noise[rows, column]
+        apart_at_all = bool(trend.difference[rows, column].any())  # six digits may hide it
         series.append({
-            "name": visible(trend.names[at]), "target": pair[0], "golden": None if pair[0] == pair[1] else pair[1],
-            "difference": _plain(trend.difference[rows, at]) if apart_at_all else None,
+            "name": visible(trend.names[column]), "target": pair[0], "golden": None if pair[0] == pair[1] else pair[1],
+            "difference": _plain(trend.difference[rows, column]) if apart_at_all else None,
             "noise": _plain(noise) if noise.any() else None,
-            "first": int(trend.steps[first[at]]) if at in first else None,
+            "first": int(trend.steps[first[column]]) if column in first else None,
         })  # fmt: skip
     return {"rank": trend.rank, "steps": trend.steps[rows].tolist(), "golden_steps": trend.golden_steps[rows].tolist(),
             "series": series}  # fmt: skip
@@ -440,14 +426,14 @@ def _curves(trend: Trend, every: int) -> dict[str, Any]:
 
 def _plain(values: Any) -> list[float | None]:
     """Numbers as JSON has them, six digits of each; None for what is no number."""
-    return [float(f"{one:.6g}") if math.isfinite(one) else None for one in values.tolist()]
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def step_lines(found: StepsComparison) -> list[str]:
+def step_lines(compared: StepsComparison) -> list[str]:
     """One line for each step, for a terminal."""
     lines = [f"{'step':>8} {'loss':>12} {'golden':>12} {'output':>9} {'gradient':>9} {'parameter':>9}  first to differ"]
-    for row in steps_table(found).iter_rows(named=True):
-        rank = f"{row['rank']}:" if len(found.trends) > 1 else ""
+    for row in steps_table(compared).iter_rows(named=True):
+        rank = f"{row['rank']}:" if len(compared.trends) > 1 else ""
         numbers = " ".join(f"{row[f'{kind}_difference']:9.1e}" for kind in ("output", "gradient", "parameter"))
         losses = f"{row['target_loss']:12.6g} {row['golden_loss']:12.6g}"
         lines.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -181,7 +181,9 @@ def _by_case(difference: StatDifference, numbers: np.ndarray, unit: str) -> pl.S
     return column.scatter(plain, spelled)
 
 
-def metric_columns(metrics: pl.DataFrame) -> dict[str, pl.Series]:
+def metric_columns(
+    metrics: pl.DataFrame, spelled: Callable[[pl.Series], pl.Series] = float_texts
+) -> dict[str, pl.Series]:
     """The metrics of tensors; where there is none, why."""
     import polars as pl
 
@@ -189,7 +191,7 @@ def metric_columns(metrics: pl.DataFrame) -> dict[str, pl.Series]:
     columns = {}
     for title, field in METRICS.items():
         numbers = metrics[field]
-        texts = float_texts(numbers).replace({"nan": "Nan"})
+        texts = spelled(numbers).replace({"nan": "Nan"})
         columns[title] = pl.select(pl.when(numbers.is_null()).then(unsupported).otherwise(texts)).to_series()
     return columns
 
@@ -316,6 +318,16 @@ def _spelled(column: pl.Series) -> pl.Series:
     return as_texts(column)
 
 
+def fill_table(form: str, table: pl.DataFrame, path: Path) -> None:
+    """Write a table as csv, parquet or xlsx to exactly this path."""
+    if form == "xlsx":
+        from twinprobe._report.xlsx import fill_xlsx
+
+        fill_xlsx(table, path)
+    else:
+        (fill_csv if form == "csv" else fill_parquet)(table, path)
+
+
 def fill_parquet(table: pl.DataFrame, path: Path) -> None:
     """Write parquet to exactly this path."""
     with path.open("wb") as file:
@@ -363,23 +375,14 @@ def write_reports(table: pl.DataFrame, summary: Summary, out: Path, stem: str, f
         for name in wanted:
             path = out / f"{stem}.{name}"
             for part, rows in csv_parts(table, path) if name == "csv" else [(path, table)]:
-                _fill(name, rows, summary, staging.file(part))
+                temporary = staging.file(part)
+                if name == "json":
+                    fill_json(rows, summary, temporary)
+                elif name == "html":
+                    from twinprobe._report.html import fill_html
+
+                    fill_html(rows, summary, temporary)
+                else:
+                    fill_table(name, rows, temporary)
                 files.append(part)
     return files
-
-
-def _fill(name: str, table: pl.DataFrame, summary: Summary, path: Path) -> None:
-    if name == "xlsx":
-        from twinprobe._report.xlsx import fill_xlsx
-
-        fill_xlsx(table, path)
-    elif name == "csv":
-        fill_csv(table, path)
-    elif name == "parquet":
-        fill_parquet(table, path)
-    elif name == "json":
-        fill_json(table, summary, path)
-    else:
-        from twinprobe._report.html import fill_html
-
-        fill_html(table, summary, path)

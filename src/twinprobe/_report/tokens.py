@@ -20,7 +20,7 @@ from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, brand, fill
-from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.tables import fill_csv, fill_table
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import OUTPUT
@@ -138,7 +138,7 @@ class TokenFindings:
                 if name == "html":
                     _fill_page(self, temporary)
                 else:
-                    (fill_csv if name == "csv" else fill_parquet)(self.table, temporary)
+                    fill_table(name, self.table, temporary)
                 files.append(file)
         return files
 
@@ -148,24 +148,24 @@ _BEYOND = 12.0
 _LEAST = 1e-12
 
 
-def token_findings(found: Compared) -> TokenFindings:
+def token_findings(compared: Compared) -> TokenFindings:
     """Find out which tokens differ, in which module each of them does first, and say so."""
-    tokens, pairs, judged, first = found.tokens, found.evidence.pairs, found.judged, found.first
+    tokens, pairs, judged, first = compared.tokens, compared.evidence.pairs, compared.judged, compared.first
     roles, ops, names = pairs["t_role"].to_list(), pairs["t_op"].to_list(), pairs["t_name"].to_list()
-    begun = len(found.calls)
+    begun = len(compared.calls)
     if first is not None:
         begun = ops[first.order] if judged.flow is None else int(judged.flow.start[ops[first.order]])
-    noise = _noise_before(found, begun)
-    where, error, reached = _reach(found, noise)
+    noise = _noise_before(compared, begun)
+    where, error, reached = _reach(compared, noise)
     differs = np.zeros(tokens.count, dtype=bool)
     module: list[str | None] = [None] * tokens.count
     modules: list[tuple[str, Floats]] = []
     result = np.full(tokens.count, np.nan)
-    for index, held in enumerate(found.held):
-        call = found.calls[ops[index]]
+    for index, held in enumerate(compared.held):
+        call = compared.calls[ops[index]]
         if held is None or roles[index] != OUTPUT or not call.is_module or call.direction != FORWARD:
             continue
-        errors = _token_errors(found, index)
+        errors = _token_errors(compared, index)
         if errors is None:
             continue
         result = np.where(np.isnan(errors), result, errors)
@@ -180,35 +180,35 @@ def token_findings(found: Compared) -> TokenFindings:
             module[token] = call.body
         differs |= beyond
     lines = [tokens.words(), *tokens.notes]
-    if found.evidence.metrics is None:
+    if compared.evidence.metrics is None:
         lines.append("which tokens differ is not known: only statistics were recorded; task tensor keeps the values")
     else:
         lines.append(f"by token: {where}" if where else f"by token: all {tokens.count:,} agree within noise")
-    return TokenFindings(_table(tokens, differs, module, error, result), lines, where, modules, found.held)
+    return TokenFindings(_table(tokens, differs, module, error, result), lines, where, modules, compared.held)
 
 
-def _noise_before(found: Compared, begun: int) -> float:
+def _noise_before(compared: Compared, begun: int) -> float:
     """The largest error that rounding explains before the first divergence: later ones are explained by that itself."""
-    noise = found.judged.noise
+    noise = compared.judged.noise
     if noise is None:
         return _LEAST
-    before = found.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun
+    before = compared.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun
     known = noise.expected[before & np.isfinite(noise.expected)]
     grain = noise.grain[np.isfinite(noise.grain)]
     return max(_LEAST, float(known.max(initial=0.0)), float(grain.max(initial=0.0)))
 
 
-def _reach(found: Compared, noise: float) -> tuple[str, Floats, NDArray[np.bool_]]:
+def _reach(compared: Compared, noise: float) -> tuple[str, Floats, NDArray[np.bool_]]:
     """Which tokens the first divergence has reached: in words, the error of each, and whether it has."""
-    first, start = found.first, _start_of(found)
-    errors = None if start is None else _token_errors(found, start)
+    first, start = compared.first, _start_of(compared)
+    errors = None if start is None else _token_errors(compared, start)
     if errors is None:
-        errors = np.full(found.tokens.count, np.nan)
+        errors = np.full(compared.tokens.count, np.nan)
     reached = np.nan_to_num(errors) > _BEYOND * noise
-    where = found.tokens.describe(reached)
-    if first is not None and found.cached[first.order]:
-        kept = _token_errors(found, first.order)
-        inside = "" if kept is None else found.tokens.describe(np.nan_to_num(kept) > _BEYOND * noise)
+    where = compared.tokens.describe(reached)
+    if first is not None and compared.cached[first.order]:
+        kept = _token_errors(compared, first.order)
+        inside = "" if kept is None else compared.tokens.describe(np.nan_to_num(kept) > _BEYOND * noise)
         places = (inside and f"in the cache {inside}", where and f"the result {where}")
         where = "; ".join(part for part in places if part)
     return where, errors, reached
@@ -230,31 +230,32 @@ def _table(
     return pl.DataFrame(columns | {"error": error, "result_error": result})
 
 
-def _start_of(found: Compared) -> int | None:
+def _start_of(compared: Compared) -> int | None:
     """The row that shows best which tokens the first divergence has reached: its own, else an output of its call."""
-    first = found.first
+    first = compared.first
     if first is None:
         return None
-    if found.held[first.order] is not None and not found.cached[first.order]:
+    if compared.held[first.order] is not None and not compared.cached[first.order]:
         return first.order
-    pairs = found.evidence.pairs
+    pairs = compared.evidence.pairs
     ops, roles = pairs["t_op"].to_list(), pairs["t_role"].to_list()
     later = (
         index
-        for index, held in enumerate(found.held)
-        if held is not None and roles[index] == OUTPUT and ops[index] >= ops[first.order] and not found.cached[index]
+        for index, held in enumerate(compared.held)
+        if held is not None and roles[index] == OUTPUT and ops[index] >= ops[first.order] and not compared.cached[index]
     )
     return next(later, None)
 
 
-def _token_errors(found: Compared, at: int) -> Floats | None:
+def _token_errors(compared: Compared, row: int) -> Floats | None:
     """The relative error of each token in one pair of tensors; NaN where that does not hold it."""
-    pairs, held = found.evidence.pairs, found.held[at]
-    files = pairs["t_file"][at], pairs["g_file"][at]
+    pairs, held = compared.evidence.pairs, compared.held[row]
+    files = pairs["t_file"][row], pairs["g_file"][row]
     if held is None or None in files:
         return None
     try:
-        target, golden = (open_named(folder, file, AT_ONCE) for folder, file in zip(found.folders, files, strict=True))
+        sides = zip(compared.folders, files, strict=True)
+        target, golden = (open_named(folder, file, AT_ONCE) for folder, file in sides)
     except (TwinProbeError, OSError):
         return None
     if COMPLEX & {target.dtype, golden.dtype} or target.shape != golden.shape:
@@ -274,13 +275,13 @@ def _token_errors(found: Compared, at: int) -> Floats | None:
     with np.errstate(invalid="ignore", divide="ignore"):
         errors = np.where(gaps == 0, 0.0, gaps / np.maximum(norms, 0.1 * usual))
     errors[np.isnan(gaps)] = np.inf
-    spread = np.full(found.tokens.count, np.nan)
+    spread = np.full(compared.tokens.count, np.nan)
     spread[held] = errors
     return spread
 
 
-def _fill_page(found: TokenFindings, path: Path) -> None:
-    table, lines, modules = found.table, found.lines, found.modules
+def _fill_page(findings: TokenFindings, path: Path) -> None:
+    table, lines, modules = findings.table, findings.lines, findings.modules
     differing = table.filter(table["differs"])
     state = "first" if differing.height else "first good"
     body = [panel("Token by token", "".join(f"<p>{shown(line)}</p>" for line in lines), state)]
@@ -326,11 +327,11 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
     sequence, index = table["sequence"].to_list(), table["token"].to_list()
     last = -1.0
     for column in range(columns):
-        at = int(edges[column])
-        begins = at == 0 or sequence[at] != sequence[int(edges[column - 1])]
+        token = int(edges[column])
+        begins = token == 0 or sequence[token] != sequence[int(edges[column - 1])]
         place = left + column * cell
         if begins or place - last > 60:
-            label = f"{sequence[at]}:{index[at]}" if begins and sequence[-1] != sequence[0] else str(index[at])
+            label = f"{sequence[token]}:{index[token]}" if begins and sequence[-1] != sequence[0] else str(index[token])
             drawn.append(f'<text x="{place:.0f}" y="14">{label}</text>')
             last = place
     for number, (name, times) in enumerate(modules):
@@ -439,9 +440,9 @@ def curves(
 
     size = f'width="100%" viewBox="0 0 {_WIDE} {_HIGH}"'
     drawn = [f'<svg class="curves" {size} role="img" aria-label="{shown(series[0][0])}">']
-    for at in np.linspace(low, high, 5).tolist():
-        y = 12 + (1 - (at - low) / span) * (_HIGH - _BOTTOM - 12)
-        label = f"{10**at if logarithmic else at:.3g}"
+    for level in np.linspace(low, high, 5).tolist():
+        y = 12 + (1 - (level - low) / span) * (_HIGH - _BOTTOM - 12)
+        label = f"{10**level if logarithmic else level:.3g}"
         drawn.append(f'<path class="axis" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')
         drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for place in dict.fromkeys(np.linspace(first, last, 9).round().tolist()):

@@ -178,8 +178,8 @@ class SharedTexts:
 
         # One look-up of all columns laid end to end: the texts are hashed once and not once for every column.
         cells = pl.concat([as_texts(table[name]).alias("text") for name in table.columns])
-        found = cells.replace_strict(self.texts, self._numbering, default=None, return_dtype=pl.UInt32)
-        return pl.DataFrame({name: found.slice(i * table.height, table.height) for i, name in enumerate(table.columns)})
+        place = cells.replace_strict(self.texts, self._numbering, default=None, return_dtype=pl.UInt32)
+        return pl.DataFrame({name: place.slice(i * table.height, table.height) for i, name in enumerate(table.columns)})
 
     def xml(self) -> Iterator[str]:
         """The part of the workbook that holds the texts."""
@@ -273,15 +273,17 @@ def inline_rows_xml(block: pl.DataFrame, first_row: int, styles: dict[str, pl.Se
     rows = pl.Series(range(first_row, first_row + block.height)).cast(pl.String)
     plain = pl.zeros(block.height, pl.UInt8, eager=True)
     cells = []
-    for at, title in enumerate(block.columns):
-        head = pl.concat_str(pl.lit(f'<c r="{column_letters(at)}'), pl.col("row"), pl.lit('" s="'), style, pl.lit('"'))
+    for index, title in enumerate(block.columns):
+        head = pl.concat_str(
+            pl.lit(f'<c r="{column_letters(index)}'), pl.col("row"), pl.lit('" s="'), style, pl.lit('"')
+        )
         as_number = pl.concat_str(head, pl.lit("><v>"), text, pl.lit("</v></c>"))
         opening = pl.lit(' t="inlineStr"><is><t xml:space="preserve">')
         as_text = pl.concat_str(head, opening, escaped, pl.lit("</t></is></c>"))
         blank = text.is_null() | (text == "")
         cell = pl.when(blank).then(pl.lit("")).when(number).then(as_number).otherwise(as_text)
         frame = pl.DataFrame({"text": _cut(block[title]), "row": rows, "style": styles.get(title, plain)})
-        cells.append(frame.select(cell.alias(f"cell{at}")).to_series())
+        cells.append(frame.select(cell.alias(f"cell{index}")).to_series())
     line = pl.concat_str(pl.lit('<row r="'), rows.alias("row"), pl.lit('">'), *cells, pl.lit("</row>"))
     return str(pl.select(line.str.join("")).item())
 

@@ -74,15 +74,15 @@ def _sheet_rows(
     places = [titles.index(column) if column in titles else None for column in columns]
     probe = _probe(key_at, marks, keys)
     needed = {column_letters(place): place for place in (key_at, *places) if place is not None}
-    found: list[list[_Cell | None]] = []
+    rows: list[list[_Cell | None]] = []
     for cells in _cells(archive, sheet, probe, skip=1, needed=needed):
         at_key = cells.get(key_at)
         name = None if at_key is None else keys.get(at_key) if isinstance(at_key, int) else at_key
         if name is not None and wanted(name):
-            found.append([None if place is None else cells.get(place) for place in places])
-    numbers = {cell for row in found for cell in row if isinstance(cell, int)}
+            rows.append([None if place is None else cells.get(place) for place in places])
+    numbers = {cell for row in rows for cell in row if isinstance(cell, int)}
     texts = _find_texts(archive, lambda _: True, numbers) if numbers else {}
-    return [[_resolved(cell, texts) for cell in row] for row in found]
+    return [[_resolved(cell, texts) for cell in row] for row in rows]
 
 
 def _probe(key_at: int, marks: list[bytes], keys: dict[int, str]) -> Callable[[bytes], bool]:
@@ -122,22 +122,22 @@ def _cells(
 def _parse_row(row: bytes, needed: dict[str, int] | None) -> dict[int, _Cell]:
     """The cells of a row by column; with ``needed``, only those of these columns (letters and number)."""
     cells: dict[int, _Cell] = {}
-    at = -1
+    column = -1
     for cell in _parse(row):
         if _plain_tag(cell) != "c":
             continue
         place = cell.get("r")
         if place is None:
-            at += 1
+            column += 1
         elif needed is None:
-            at = _column(place)
+            column = _column(place)
         else:
-            at = needed.get(place.rstrip("0123456789"), -1)
-            if at < 0:
+            column = needed.get(place.rstrip("0123456789"), -1)
+            if column < 0:
                 continue
         value = _value(cell)
         if value is not None:
-            cells[at] = value
+            cells[column] = value
     return cells
 
 
@@ -161,14 +161,14 @@ def _find_texts(
     """The shared texts that are possible and, where numbers are given, among these."""
     if _TEXTS not in archive.namelist():
         return {}
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     with archive.open(_TEXTS) as file:
         for number, item in enumerate(_pieces(file, b"si")):
             if (numbers is None or number in numbers) and possible(item):
-                found[number] = _text(_parse(item))
-                if numbers is not None and len(found) == len(numbers):
+                texts[number] = _text(_parse(item))
+                if numbers is not None and len(texts) == len(numbers):
                     break
-    return found
+    return texts
 
 
 def _text(item: ElementTree.Element) -> str:
@@ -237,17 +237,17 @@ def _plain_tag(element: ElementTree.Element) -> str:
 
 def _column(place: str) -> int:
     """The number of a cell's column from its place: A7 is in column 0, AA7 in column 26."""
-    at = 0
+    number = 0
     for letter in place:
         if not "A" <= letter <= "Z":
             break
-        at = at * 26 + ord(letter) - 64
-    return at - 1
+        number = number * 26 + ord(letter) - 64
+    return number - 1
 
 
 def _sheets(archive: zipfile.ZipFile) -> list[str]:
-    found = {name: match for name in archive.namelist() if (match := _SHEET.fullmatch(name))}
-    return sorted(found, key=lambda name: int(found[name][1]))
+    sheets = {name: match for name in archive.namelist() if (match := _SHEET.fullmatch(name))}
+    return sorted(sheets, key=lambda name: int(sheets[name][1]))
 
 
 @contextmanager

@@ -52,11 +52,11 @@ def batches_of(path: Path, members: Bytes) -> Iterator[Batch]:
     waiting: bytes = b""
     for piece, _ in _pieces_of(path, iter((members,))):
         text = b"".join((b"{", waiting, piece, b"}"))
-        found = batch_of(path, text)
-        if found is None:
+        batch = batch_of(path, text)
+        if batch is None:
             waiting = text[1:-1] + b","  # the cut was inside of an entry
             continue
-        yield found
+        yield batch
         waiting = b""
     if waiting.strip(b", \t\r\n"):
         raise BadInput("is not JSON", where=f"{path}: data[{first_key(waiting)!r}]")
@@ -72,9 +72,9 @@ def _batches_up_to_damage(
     waiting = b""
     for piece, _ in _pieces_of(path, blocks):
         waiting += piece
-        found = batch_of(path, b"".join((b"{", waiting, b"}"))) or batch_of(path, b"{" + _without_end(waiting))
-        if found is not None:
-            yield found
+        batch = batch_of(path, b"".join((b"{", waiting, b"}"))) or batch_of(path, b"{" + _without_end(waiting))
+        if batch is not None:
+            yield batch
             waiting = b""
         elif len(waiting) < 4 * PIECE:
             waiting += b","  # perhaps the cut was inside of an entry
@@ -106,9 +106,9 @@ def batch_of(path: Path, text: bytes) -> Batch | None:
     """The members of one JSON object; None where it is none. BadInput where it holds out of all proportion."""
     if len(text) > _USUAL:
         check_values(path, text)
-    found = _strict_entries(text) or _strict_entries(quote_specials(text), known=text)
-    if found is not None:
-        return True, found, len(text)
+    entries = _strict_entries(text) or _strict_entries(quote_specials(text), known=text)
+    if entries is not None:
+        return True, entries, len(text)
     check_values(path, text)
     try:
         members = loads(text.decode("utf-8", "surrogatepass"))
@@ -144,35 +144,35 @@ def check_values(path: Path, text: Bytes, name: str | None = None) -> None:
 
 def first_key(text: bytes) -> str:
     """The first key of an object, for messages."""
-    found = _FIRST_KEY.match(text)
-    return found[1].decode("utf-8", "replace")[:_SHOWN] if found else ""
+    match = _FIRST_KEY.match(text)
+    return match[1].decode("utf-8", "replace")[:_SHOWN] if match else ""
 
 
 def saved(text: str) -> dict[str, Any]:
     """The members of an object before the place where its text cannot be read further."""
-    decoder, found, at = json.JSONDecoder(), dict[str, Any](), 0
+    decoder, members, position = json.JSONDecoder(), dict[str, Any](), 0
     try:
         while True:
-            name, at = decoder.raw_decode(text, _next(text, at))
-            entry, at = decoder.raw_decode(text, _next(text, at, ":"))
+            name, position = decoder.raw_decode(text, _next(text, position))
+            entry, position = decoder.raw_decode(text, _next(text, position, ":"))
             if not isinstance(name, str):
                 break
-            found[without_surrogates(name)] = without_surrogates(entry)
-            at = _next(text, at, ",")
+            members[without_surrogates(name)] = without_surrogates(entry)
+            position = _next(text, position, ",")
     except (ValueError, RecursionError, IndexError):
         pass
-    return found
+    return members
 
 
-def _next(text: str, at: int, sign: str = "") -> int:
+def _next(text: str, position: int, sign: str = "") -> int:
     """The next place that is not empty, or the one after this sign, which must come next."""
-    while text[at] in " \t\r\n":
-        at += 1
+    while text[position] in " \t\r\n":
+        position += 1
     if not sign:
-        return at
-    if text[at] != sign:
-        raise ValueError(f"expected {sign!r} at {at}")
-    return _next(text, at + 1)
+        return position
+    if text[position] != sign:
+        raise ValueError(f"expected {sign!r} at {position}")
+    return _next(text, position + 1)
 
 
 def _pieces_of(path: Path, blocks: Iterator[Bytes]) -> Iterator[tuple[memoryview, bool]]:
@@ -312,11 +312,11 @@ def _header_behind(path: Path, file: FileBlocks) -> tuple[int, dict[str, Any]]:
     """Where the data end, and the keys that stand after them."""
     start = max(file.size - _BEHIND, 0)
     tail = file.range(start, file.size)
-    for found in _HEADER_BEHIND.finditer(tail):
+    for match in _HEADER_BEHIND.finditer(tail):
         # Inside of an entry, what follows has more braces than it opens.
-        keys = _object(path, b"{" + tail[found.end() :])
+        keys = _object(path, b"{" + tail[match.end() :])
         if keys is not None:
-            return start + found.start(1), keys
+            return start + match.start(1), keys
     return file.size, {}
 
 
@@ -324,10 +324,10 @@ def _object(path: Path, text: bytes) -> dict[str, Any] | None:
     """The header's keys; None where this is no JSON object."""
     check_values(path, text)
     try:
-        found = loads(text.decode("utf-8", "surrogatepass"))
+        document = loads(text.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _header(path: Path, document: dict[str, Any]) -> dict[str, Any]:
@@ -357,9 +357,9 @@ def _read_lines(path: Path, file: FileBlocks) -> Entries:
 def _line_batches(path: Path, lines: Iterator[tuple[int, bytes]], entries: Entries) -> Iterator[Batch]:
     broken = ""
     for number, line in lines:
-        found = batch_of(path, line)
-        if found is not None:
-            yield found
+        batch = batch_of(path, line)
+        if batch is not None:
+            yield batch
             continue
         last = next(lines, None) is None
         whole = "the last line is half written" if last else f"line {number} is damaged"
@@ -430,9 +430,9 @@ def read_micro_steps(path: Path) -> dict[str, int]:
         budget = Budget(file.size)
         for members in members_of(file, _parent_decoder, _PARENT_CUT, budget):
             pairs = [(name, value[1]) for name, value in members.items() if isinstance(value, list) and len(value) == 2]
-            found = {name: number for name, number in pairs if isinstance(number, int) and 0 <= number < 1 << 31}
-            budget.take(found, ENTRY)
-            numbers.update(found)
+            numbered = {name: number for name, number in pairs if isinstance(number, int) and 0 <= number < 1 << 31}
+            budget.take(numbered, ENTRY)
+            numbers.update(numbered)
     except _UNUSABLE:
         return {}
     return numbers
@@ -465,8 +465,8 @@ class Stacks:
 
     def __getitem__(self, op: str) -> Sequence[str]:
         """The frames of a call, innermost first; empty where none were recorded."""
-        at = self.of_op.get(op)
-        return self.frames[at] if at is not None else ()
+        site = self.of_op.get(op)
+        return self.frames[site] if site is not None else ()
 
 
 def read_stacks(path: Path) -> tuple[Stacks, str | None]:

@@ -92,9 +92,9 @@ def pieces_of(
     held, looked = memoryview(b""), PIECE
     for block in blocks:
         held = memoryview(b"".join((held, block)) if held else block)
-        while found := cut.search(held, looked):
-            yield held[: found.start(1)], False
-            held, looked = held[found.end(1) :], PIECE
+        while match := cut.search(held, looked):
+            yield held[: match.start(1)], False
+            held, looked = held[match.end(1) :], PIECE
         check(held)
         looked = max(PIECE, len(held) - _REACH)
     if held:
@@ -164,14 +164,14 @@ def members_of(
         text = b"".join((waiting or b"{", piece, b"" if is_last else b"}"))
         budget.check(text)
         try:
-            found = decoder.decode(text)
+            members = decoder.decode(text)
         except msgspec.DecodeError:
             if is_last or len(text) > _LONGEST_WAITING:
                 raise
             waiting = text[:-1] + b","  # perhaps the cut was inside of a text
             continue
         waiting = b""
-        yield found
+        yield members
 
 
 # NaN and Infinity, which recorders write and JSON does not know, made readable for the strict parser.

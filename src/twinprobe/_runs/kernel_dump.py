@@ -108,13 +108,13 @@ def _lines(path: Path, reader: Iterator[list[str]], notes: list[str]) -> Iterato
         what = f"has {len(header)} columns, at least {FEWEST_COLUMNS} are needed"
         raise BadInput(what, where=path, hint="is this a statistic.csv of a kernel dump?")
     titles = {title: title.casefold().replace(" ", "") for title in (*_PLACES, *_VALUES)}
-    at = {title: header.index(plain) if plain in header else _PLACES.get(title) for title, plain in titles.items()}
-    lacking = [title for title in _VALUES if at[title] is None]
+    places = {title: header.index(plain) if plain in header else _PLACES.get(title) for title, plain in titles.items()}
+    lacking = [title for title in _VALUES if places[title] is None]
     if lacking:
         notes.append(f"{path}: no column {', '.join(lacking)}; these values count as not recorded")
     left_out = 0
     for row in reader:
-        cells = {title: row[place].strip() for title, place in at.items() if place is not None and place < len(row)}
+        cells = {title: row[place].strip() for title, place in places.items() if place is not None and place < len(row)}
         whole = len(row) >= FEWEST_COLUMNS and all(title in cells for title in _PLACES)
         if not whole or cells["IO"].lower() not in ("input", "output"):
             left_out += bool(row)
@@ -247,9 +247,9 @@ def _walk(root: Path) -> Iterator[KernelFolder]:
     waiting = [(root.absolute(), 0)]
     while waiting:
         path, depth = waiting.pop()
-        found = _kernel_folder(root, path)
-        if found is not None and _holds_dump(path):
-            yield found
+        folder = _kernel_folder(root, path)
+        if folder is not None and _holds_dump(path):
+            yield folder
         elif depth < _DEEPEST:
             with suppress(OSError), scan(path) as entries:
                 folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -146,21 +146,21 @@ def _debugger_values(value: Any, role: int, ending: str, depth: int) -> Iterator
     if isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str):
         yield role, ending, _debugger_tensor(value)
     elif isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             inner = ending if key in ("args", "kwargs") else f"{ending}.{key}"
-            yield from _debugger_values(one, role, inner, depth + 1)
+            yield from _debugger_values(item, role, inner, depth + 1)
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from _debugger_values(one, role, f"{ending}.{index}", depth + 1)
+        for index, item in enumerate(value):
+            yield from _debugger_values(item, role, f"{ending}.{index}", depth + 1)
     elif isinstance(value, str):
         yield role, ending, None if value == "None" else Leaf("str", value=value[:1000])
 
 
 def _debugger_tensor(value: dict[str, Any]) -> Leaf:
-    found = _SIZE.fullmatch(value["shape"])
-    if found is None:
+    match = _SIZE.fullmatch(value["shape"])
+    if match is None:
         return Leaf("str", value=value["shape"][:200])
-    shape = [int(size) for size in re.findall(r"\d{1,15}", found["sizes"])]
+    shape = [int(size) for size in re.findall(r"\d{1,15}", match["sizes"])]
     leaf = Leaf("torch.Tensor", value["dtype"][:40], shape)
     numbers = {key: _printed(value.get(key)) for key in ("max", "min", "mean", "std")}
     leaf.Max, leaf.Min, leaf.Mean = numbers["max"], numbers["min"], numbers["mean"]
@@ -175,9 +175,9 @@ def _debugger_tensor(value: dict[str, Any]) -> Leaf:
 
 
 def _printed(text: Any) -> float | None:
-    found = _PRINTED.match(text) if isinstance(text, str) else None
+    match = _PRINTED.match(text) if isinstance(text, str) else None
     try:
-        return float(found["number"]) if found else None
+        return float(match["number"]) if match else None
     except ValueError:
         return None
 
@@ -201,14 +201,14 @@ def _polygraphy(path: Path) -> Content:
                 rows.call(rows.numbered(name or "array", "") if name not in rows.ops else f"{name}'",
                           [(POINT, "", measured(array))])  # fmt: skip
                 return
-            for key, one in value.items():
+            for key, item in value.items():
                 hidden = key in ("lst", "outputs", "values", "arr", "_arr", "dct")
-                visit(one, name if hidden else f"{name}.{key}".lstrip("."), depth + 1)
+                visit(item, name if hidden else f"{name}.{key}".lstrip("."), depth + 1)
         elif isinstance(value, list):
             named = len(value) == 2 and isinstance(value[0], str)
-            for index, one in enumerate(value[1:] if named else value):
+            for index, item in enumerate(value[1:] if named else value):
                 inner = str(value[0]) if named else str(index)
-                visit(one, f"{name}.{inner}".lstrip(".") if named or len(value) > 1 else name, depth + 1)
+                visit(item, f"{name}.{inner}".lstrip(".") if named or len(value) > 1 else name, depth + 1)
 
     visit(_document(path), "", 0)
     return rows.content(path, level="arrays", task="statistics", notes=["written by Polygraphy; runners in its order"])
@@ -229,10 +229,10 @@ def _debug_mode(path: Path) -> Content:
     modules: list[tuple[int, str]] = []
     for line in _lines(path):
         entered = _MODULE.match(line)
-        found = entered or _OPERATOR.match(line)
-        if found is None:
+        match = entered or _OPERATOR.match(line)
+        if match is None:
             continue
-        depth = len(found["indent"])
+        depth = len(match["indent"])
         while modules and modules[-1][0] >= depth:
             modules.pop()
         parent = modules[-1][1] if modules else None
@@ -241,12 +241,12 @@ def _debug_mode(path: Path) -> Content:
             modules.append((depth, name))
             rows.call(name, [])
         else:
-            operator = found["name"].replace("::", ".").removeprefix("aten.")
+            operator = match["name"].replace("::", ".").removeprefix("aten.")
             name = rows.numbered(f"Aten.{operator}", ".{}.forward")
-            before, _, behind = line[found.end() :].rpartition("'hash': ")
+            before, _, behind = line[match.end() :].rpartition("'hash': ")
             entered_with = _HASH.findall(before.partition("'input_hash': ")[2])
-            values = _hashed(found["inputs"], entered_with, INPUT, ".input")
-            rows.call(name, values + _hashed(found["outputs"], _HASH.findall(behind), OUTPUT, ".output"))
+            values = _hashed(match["inputs"], entered_with, INPUT, ".input")
+            rows.call(name, values + _hashed(match["outputs"], _HASH.findall(behind), OUTPUT, ".output"))
         parents[name] = parent
     return rows.content(
         path, level="L1", has_calls=True, parents=parents, task="statistics",
@@ -259,9 +259,9 @@ def _hashed(text: str, hashes: list[str], role: int, ending: str) -> list[tuple[
     tensors = list(_TENSOR.finditer(text))
     each = len(hashes) // len(tensors) if tensors and len(hashes) % len(tensors) == 0 else 0
     values: list[tuple[int, str, Leaf | None]] = []
-    for index, one in enumerate(tensors):
-        shape = [int(size) for size in re.findall(r"\d{1,15}", one["shape"])]
-        leaf = Leaf("torch.Tensor", _SHORT.get(one["dtype"], one["dtype"][:40]), shape)
+    for index, tensor in enumerate(tensors):
+        shape = [int(size) for size in re.findall(r"\d{1,15}", tensor["shape"])]
+        leaf = Leaf("torch.Tensor", _SHORT.get(tensor["dtype"], tensor["dtype"][:40]), shape)
         for number in hashes[index * each : (index + 1) * each]:
             if number.lstrip("-").isdecimal():
                 leaf.md5 = number
@@ -280,19 +280,19 @@ _FIELDS = {"min": "Min", "max": "Max", "mean": "Mean", "l2_norm": "Norm"}
 
 
 def _statistics_log(path: Path) -> Content:
-    found: dict[str, Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for line in _lines(path):
-        one = _STATISTIC.search(line)
-        if one is None:
+        match = _STATISTIC.search(line)
+        if match is None:
             continue
-        tensor = (line[: one.start()].split() or ["tensor"])[-1]
-        leaf = found.setdefault(f"{tensor}.iteration{int(one['iteration'])}", Leaf("Tensor", "unknown", []))
+        tensor = (line[: match.start()].split() or ["tensor"])[-1]
+        leaf = leaves.setdefault(f"{tensor}.iteration{int(match['iteration'])}", Leaf("Tensor", "unknown", []))
         try:
-            setattr(leaf, _FIELDS[one["what"]], float(one["value"]))
+            setattr(leaf, _FIELDS[match["what"]], float(match["value"]))
         except ValueError:
-            raise BadInput(f"has the value {one['value']!r}", where=f"{path}: {tensor[:200]}") from None
+            raise BadInput(f"has the value {match['value']!r}", where=f"{path}: {tensor[:200]}") from None
     rows = _Rows(path)
-    for name, leaf in found.items():
+    for name, leaf in leaves.items():
         rows.call(name, [(POINT, "", leaf)])
     return rows.content(path, level="statistics", task="statistics", notes=["written by nvdlfw-inspect"])
 

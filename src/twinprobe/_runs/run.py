@@ -184,11 +184,12 @@ def open_run(path: Path) -> Run:
 
 def _open_foreign(path: Path) -> Run:
     try:
-        found = read_foreign(path)
+        content = read_foreign(path)
     except DamagedTensor as error:
         raise BadInput(error.what, where=error.where or path, hint=error.hint) from error
-    assert found is not None  # find_run has looked
-    return Run(path, found.task, found.level, found.framework, found.ops, found.table, found.notes, content=found)
+    assert content is not None  # find_run has looked
+    facts = content.task, content.level, content.framework
+    return Run(path, *facts, content.ops, content.table, content.notes, content=content)
 
 
 def find_run(path: Path) -> Path:
@@ -252,13 +253,13 @@ class RunFolder:
 
 def run_folders(root: Path) -> list[RunFolder]:
     """All runs under a step folder, a dump folder with steps, or a folder with graph/ and pynative/."""
-    found = sorted(_walk(root), key=lambda folder: (folder.key, folder.path.name))
-    if not found:
+    folders = sorted(_walk(root), key=lambda folder: (folder.key, folder.path.name))
+    if not folders:
         raise BadInput(
             "holds no recorded run",
             where=root, hint="expected dump.json, or rank*/proc* folders, or step* folders with them",
         )  # fmt: skip
-    return found
+    return folders
 
 
 def _walk(root: Path) -> Iterator[RunFolder]:
@@ -349,10 +350,10 @@ def state_of(path: Path) -> tuple[int, int] | None:
     if elsewhere is not None:
         return version_of(elsewhere)
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_size, getattr(found, "st_mtime_ns", 0)
+    return status.st_size, getattr(status, "st_mtime_ns", 0)
 
 
 @contextmanager
@@ -393,8 +394,8 @@ def _sampled(path: Path) -> bytes:
             if size <= _WHOLE:
                 digest.update(file.read(_WHOLE))
             else:
-                for at in (0, size // 2, size - _SAMPLE):
-                    file.seek(at)
+                for start in (0, size // 2, size - _SAMPLE):
+                    file.seek(start)
                     digest.update(file.read(_SAMPLE))
     except OSError:
         return b"missing"

@@ -82,19 +82,19 @@ def read_summaries(dump: Path, names: Collection[str]) -> dict[str, TensorSummar
         return {}
     # A tensor that was seen before names the first place: its line comes earlier, so all lines are looked at twice.
     first = {line.name: line.like for line in _lines(file, names) if line.like}
-    found = {line.name: line.summary for line in _lines(file, {*names, *first.values()}) if line.summary}
+    summaries = {line.name: line.summary for line in _lines(file, {*names, *first.values()}) if line.summary}
     places = {name: first.get(name, name) for name in names}
-    return {name: found[place] for name, place in places.items() if place in found}
+    return {name: summaries[place] for name, place in places.items() if place in summaries}
 
 
 def _lines(file: Path, names: Collection[str]) -> list[_Line]:
-    found = []
+    lines = []
     with open_file(file) as stream:
         while line := stream.readline(_LONGEST):
             head = _NAME.match(line)
             try:
                 if head is not None and msgspec.json.decode(head[1], type=str) in names:
-                    found.append(msgspec.json.decode(line, type=_Line))
+                    lines.append(msgspec.json.decode(line, type=_Line))
             except msgspec.DecodeError:
                 continue  # of a process that was killed
-    return found
+    return lines

@@ -381,19 +381,19 @@ def _stat_columns(
     odd = np.flatnonzero(codes != FLOAT)
     if len(odd):
         values = list(values)
-        for at in odd.tolist():
-            value = values[at]
+        for row in odd.tolist():
+            value = values[row]
             if type(value) is str:
-                number = SPECIAL.get(value) if leaves[at].kind == TENSOR else None
-                values[at] = number
+                number = SPECIAL.get(value) if leaves[row].kind == TENSOR else None
+                values[row] = number
                 if number is not None:
-                    codes[at] = FLOAT
+                    codes[row] = FLOAT
                     continue
-                texts[at] = value
+                texts[row] = value
             else:
-                texts[at] = str(value)
+                texts[row] = str(value)
                 if type(value) is int and abs(value) > 1 << 1000:
-                    values[at] = None
+                    values[row] = None
     return np.array(values, dtype=np.float64), codes, texts
 
 

@@ -251,12 +251,12 @@ def in_proportion(blob: bytes) -> bytes:
     """The same JSON text; ValueError where it would become very many small objects."""
     objects = blob.count(b"{")
     values = blob.count(b",") + blob.count(b"[") + objects
-    for found, what, most in (
+    for count, what, most in (
         (values, "values", _VALUES + len(blob) // _BYTES_PER_VALUE),
         (objects, "objects", _OBJECTS + len(blob) // _BYTES_PER_OBJECT),
     ):
-        if found > most:
-            raise ValueError(f"it holds up to {found} {what}, out of proportion to its size (at most {most} are read)")
+        if count > most:
+            raise ValueError(f"it holds up to {count} {what}, out of proportion to its size (at most {most} are read)")
     return blob
 
 

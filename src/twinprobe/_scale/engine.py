@@ -64,19 +64,15 @@ class Engine(Protocol):
     @property
     def slots(self) -> int:
         """How many pieces to keep under way; it may change with the size of a cluster."""
-        ...
 
     def start(self, ticket: int, function: Callable[[Any], Any], item: Any) -> None:
         """Begin a piece of work."""
-        ...
 
     def finished(self) -> list[tuple[int, Outcome]]:
         """Wait until something has ended, well or not."""
-        ...
 
     def close(self) -> None:
         """End everything; what is under way is given up, and leaves no half file."""
-        ...
 
 
 @dataclass

@@ -124,14 +124,14 @@ class ProcessEngine:
 
     def finished(self) -> list[tuple[int, Outcome]]:
         """Wait for the first outcomes, or for a worker to die."""
-        found: list[tuple[int, Outcome]] = []
-        while not found:
+        outcomes: list[tuple[int, Outcome]] = []
+        while not outcomes:
             wait([end for worker in self._workers for end in (worker.pipe, worker.process.sentinel)])
             for worker in list(self._workers):
                 outcome = self._ask(worker)
                 if outcome is not None:
-                    found.append(outcome)
-        return found
+                    outcomes.append(outcome)
+        return outcomes
 
     def close(self) -> None:
         """End all workers; busy ones get a moment to remove their unfinished files."""

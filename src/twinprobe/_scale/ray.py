@@ -170,13 +170,13 @@ def _ask_nodes(ray: Any) -> list[Versions]:
     if silent:
         waited = time.monotonic() - began
         raise BadInput(f"{asked[silent[0]]} of the Ray cluster did not answer within {waited:.0f} seconds")
-    found = []
+    versions_of = []
     for reference in ready:
         try:
-            found.append(Versions(asked[reference], *ray.get(reference)))
+            versions_of.append(Versions(asked[reference], *ray.get(reference)))
         except ray.exceptions.RayError:
             continue  # a node that has left since then gets no work
-    return found
+    return versions_of
 
 
 _LOOK_EVERY = 5.0  # seconds between looks at how large the cluster is
@@ -213,8 +213,8 @@ class RayEngine:
         """Wait for the first outcomes, or for a node or worker to be lost."""
         ready, _ = self._ray.wait(list(self._tickets), num_returns=1)
         more, _ = self._ray.wait(list(self._tickets), num_returns=len(self._tickets), timeout=0)
-        found = dict.fromkeys([*ready, *more])
-        return [(self._tickets.pop(reference), self._outcome(reference)) for reference in found]
+        ended = dict.fromkeys([*ready, *more])
+        return [(self._tickets.pop(reference), self._outcome(reference)) for reference in ended]
 
     def close(self) -> None:
         """Cancel what is under way and leave the cluster."""

@@ -113,14 +113,14 @@ def find_results(folder: Path) -> tuple[list[RankFiles], list[str], list[str]]:
     in_parts = _dataset_parts(folder)
     if in_parts is not None:
         return in_parts[0], [], in_parts[1]
-    found: dict[int, dict[str, dict[str, list[tuple[int, Path]]]]] = {}
+    results: dict[int, dict[str, dict[str, list[tuple[int, Path]]]]] = {}
     notes: list[str] = []
     for path in sorted(folder.iterdir()):
         if not path.is_file():
             continue
         match = _RESULT.fullmatch(path.name)
         if match is not None:
-            by_time = found.setdefault(int(match["rank"]), {})
+            by_time = results.setdefault(int(match["rank"]), {})
             parts = by_time.setdefault(match["time"], {}).setdefault(match["form"], [])
             parts.append((int(match["part"] or 0), path))
         elif _KERNEL.fullmatch(path.name):
@@ -130,14 +130,14 @@ def find_results(folder: Path) -> tuple[list[RankFiles], list[str], list[str]]:
             )  # fmt: skip
         elif _OTHER_RESULT.fullmatch(path.name):
             notes.append(f"{path}: left out, its name does not say which rank it belongs to")
-    if len(found) < 2:
-        have = ", ".join(f"rank {rank}" for rank in found) or "none"
+    if len(results) < 2:
+        have = ", ".join(f"rank {rank}" for rank in results) or "none"
         below = {path.parent.name for path in folder.glob("*/compare_result_rank*") if _RESULT.fullmatch(path.name)}
         hint = "results are called compare_result_rank<N>_<time>.xlsx, .csv or .parquet"
         if below:
             hint = f"there are results one level below, in {', '.join(sorted(below)[:5])}: name one of these folders"
         raise BadInput(f"results of at least two ranks are needed, found: {have}", where=folder, hint=hint)
-    return [_newest(rank, found[rank], notes) for rank in sorted(found)], notes, []
+    return [_newest(rank, results[rank], notes) for rank in sorted(results)], notes, []
 
 
 def _dataset_parts(folder: Path) -> tuple[list[RankFiles], list[str]] | None:
@@ -147,10 +147,10 @@ def _dataset_parts(folder: Path) -> tuple[list[RankFiles], list[str]] | None:
         places_here = [place for place in places(dataset) if not place.mode and folder.name == f"step={place.step}"]
         lost = lost_of(dataset, places_here[0].step if places_here else None)
     else:
-        found = find_dataset(folder)
-        if found is None or (found != folder and any(_RESULT.fullmatch(path.name) for path in folder.iterdir())):
+        inner = find_dataset(folder)
+        if inner is None or (inner != folder and any(_RESULT.fullmatch(path.name) for path in folder.iterdir())):
             return None
-        dataset, places_here = found, places(found)
+        dataset, places_here = inner, places(inner)
         lost = lost_of(dataset)
     steps = sorted({Path(place.folder).parent.as_posix() for place in places_here})
     if len(steps) > 1:

@@ -13,15 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._compare.merge.config import RankFiles, find_results, read_merge_config
-from twinprobe._compare.merge.read import (
-    GroupCheck,
-    RankRows,
-    ReadJob,
-    check_groups,
-    kind_of,
-    natural_order,
-    read_rank,
-)
+from twinprobe._compare.merge.read import GroupCheck, RankRows, ReadJob, check_groups, kind_of, natural_order, read_rank
 from twinprobe._compare.one import silent
 from twinprobe._compare.request import Command, session_of
 from twinprobe._report.files import prepare_folder, replacing, timestamp_now
@@ -117,9 +109,9 @@ def _marks(names: pl.Series, columns: list[RankColumn], checks: list[GroupCheck]
         return {}
     marked = pl.DataFrame(places, schema={"rank": pl.Int32, "name": pl.String}, orient="row")
     rows = pl.DataFrame({"name": names, "at": np.arange(len(names))})
-    found = marked.join(rows, on="name").group_by("rank").agg("at")
+    by_rank = marked.join(rows, on="name").group_by("rank").agg("at")
     known = {column.rank for column in columns}
-    return {rank: np.sort(np.asarray(at)) for rank, at in found.iter_rows() if rank in known}
+    return {rank: np.sort(np.asarray(marked_rows)) for rank, marked_rows in by_rank.iter_rows() if rank in known}
 
 
 def _check_table(checks: list[GroupCheck]) -> pl.DataFrame:
@@ -147,7 +139,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 # Below this many bytes of input, starting worker processes costs more than they save.
 _SMALL_WORK = 64 << 20
-_MOST_TOLD = 10
+_MOST_NOTES = 10
 _FEWEST = 2  # ranks that a merged table needs
 
 
@@ -176,7 +168,6 @@ def merge_results(
     config: Path,
     *,
     timestamp: str = "",
-    workers: int | None = None,
     engine: EngineOptions | None = None,
     resume: bool = False,
     progress: Callable[[int, int], None] = silent,
@@ -185,46 +176,46 @@ def merge_results(
     wanted = read_merge_config(config)
     files, notes, failures = find_results(input_dir)
     kinds: dict[int, str] = {}
-    for one in list(files):
+    for result in list(files):
         try:
-            kinds[one.rank] = kind_of(one.paths[0])
+            kinds[result.rank] = kind_of(result.paths[0])
         except TwinProbeError as error:
-            files.remove(one)
+            files.remove(result)
             if len(files) < _FEWEST:
                 raise
             failures.append(str(error))
     notes = [*wanted.notes, *notes, *_mixed(files, kinds)]
     metrics = wanted.choose(kinds.values())
-    options = engine or EngineOptions(workers=workers)
-    paths = [path for one in files for path in one.paths]
+    options = engine or EngineOptions()
+    paths = [path for result in files for path in result.paths]
     text_bytes = sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
     is_small = options == EngineOptions() and text_bytes < _SMALL_WORK
     identity = repr((str(input_dir), wanted.api, metrics))
     command = Command("merge_result", identity, output_dir, timestamp or timestamp_now(), resume)
     prepare_folder(output_dir)
     with (
-        session_of(command, keeps=resume or not is_small) as (stamp, session, told),
+        session_of(command, keeps=resume or not is_small) as (stamp, session, resumed),
         tempfile.TemporaryDirectory(prefix="twinprobe-merge-") as spill,
     ):
         path = output_dir / f"multi_ranks_compare_merge_{stamp}.xlsx"
         to = session or Path(spill)
-        jobs = [ReadJob(one, wanted.api, wanted.pattern(), tuple(metrics), to) for one in files]
+        jobs = [ReadJob(result, wanted.api, wanted.pattern(), tuple(metrics), to) for result in files]
         read = _read_all(jobs, EngineOptions(INLINE) if is_small else options, progress, failures)
-        ranks = [one.rank for one in read]
-        with _at_hand(read) as found:
-            matched = frozenset[str]().union(*(rows.matched for rows in found))
+        ranks = [result.rank for result in read]
+        with _at_hand(read) as at_hand:
+            matched = frozenset[str]().union(*(rows.matched for rows in at_hand))
             lacking = [entry for entry in wanted.api if entry not in matched]
-            notes += [*told, *(f'{config}: "api" entry {entry!r} is in no result' for entry in lacking)]
-            names, columns = _line_up(found)
+            notes += [*resumed, *(f'{config}: "api" entry {entry!r} is in no result' for entry in lacking)]
+            names, columns = _line_up(at_hand)
             if not len(names):
                 raise NothingToCompare('no result has a row of the calls that "api" names', where=config)
             if len(names) > MOST_ROWS:
                 raise BadInput(f'"api" names {len(names)} rows, more than a sheet holds', where=config)
-            checks = _check_all(found, ranks)
+            checks = _check_all(at_hand, ranks)
             sheets = write_merged(path, names, metrics, columns, checks)
         if session is not None and not failures:
             session.end(keep=False)
-    notes += _told(checks)
+    notes += _disagreements(checks)
     return MergeOutcome(path, ranks, sheets, len(names), notes, checks, failures)
 
 
@@ -232,50 +223,50 @@ def _read_all(
     jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[int, int], None], failures: list[str]
 ) -> list[RankRows]:
     """The wanted rows of every rank; one that cannot be read is named in ``failures``, while enough are left."""
-    found: dict[int, RankRows] = {}
+    rows_of: dict[int, RankRows] = {}
     lost = 0
-    for at, result in spread(read_rank, jobs, options=engine, name=lambda job: f"rank{job.files.rank}"):
+    for index, result in spread(read_rank, jobs, options=engine, name=lambda job: f"rank{job.files.rank}"):
         if isinstance(result, TwinProbeError):
             lost += 1
             if len(jobs) - lost < _FEWEST:
                 raise result
             failures.append(str(result))
         else:
-            found[at] = result
-        progress(len(found) + lost, len(jobs))
-    return [found[at] for at in sorted(found)]
+            rows_of[index] = result
+        progress(len(rows_of) + lost, len(jobs))
+    return [rows_of[index] for index in sorted(rows_of)]
 
 
 @contextmanager
-def _at_hand(found: list[RankRows]) -> Iterator[list[RankRows]]:
+def _at_hand(ranks: list[RankRows]) -> Iterator[list[RankRows]]:
     """The same rows where polars can open them."""
-    root = found[0].folder.parent
-    with local_copies(root, [file for one in found for file in (one.cells_file, one.check_file)]) as copies:
-        yield [replace(one, folder=copy.parent) for one, copy in zip(found, copies[::2], strict=True)]
+    root = ranks[0].folder.parent
+    with local_copies(root, [file for rows in ranks for file in (rows.cells_file, rows.check_file)]) as copies:
+        yield [replace(rows, folder=copy.parent) for rows, copy in zip(ranks, copies[::2], strict=True)]
 
 
-def _line_up(found: list[RankRows]) -> tuple[pl.Series, list[RankColumn]]:
+def _line_up(ranks: list[RankRows]) -> tuple[pl.Series, list[RankColumn]]:
     """All names of all ranks in natural order, and each rank's rows in terms of them."""
     import polars as pl
 
     names = pl.Series("name", [], dtype=pl.String)
-    for one in found:
-        names = pl.concat([names, pl.read_ipc(one.cells_file, columns=["name"])["name"]]).unique()
+    for rank_rows in ranks:
+        names = pl.concat([names, pl.read_ipc(rank_rows.cells_file, columns=["name"])["name"]]).unique()
     names = names[natural_order(names.to_list())]
-    at = pl.Series(np.arange(len(names), dtype=np.uint32))
+    places = pl.Series(np.arange(len(names), dtype=np.uint32))
     columns = []
-    for one in found:
-        own = pl.read_ipc(one.cells_file, columns=["name"])["name"]
-        rows = own.replace_strict(names, at, return_dtype=pl.UInt32)
-        columns.append(RankColumn(one.rank, rows.to_numpy(), one.cells_file))
+    for rank_rows in ranks:
+        own = pl.read_ipc(rank_rows.cells_file, columns=["name"])["name"]
+        rows = own.replace_strict(names, places, return_dtype=pl.UInt32)
+        columns.append(RankColumn(rank_rows.rank, rows.to_numpy(), rank_rows.cells_file))
     return names, columns
 
 
-def _check_all(found: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
+def _check_all(rank_rows: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
     """Check the groups of every rank, one kind of collective in memory at a time."""
     import polars as pl
 
-    files = [rows.check_file for rows in found if rows.checks]
+    files = [rows.check_file for rows in rank_rows if rows.checks]
     if not files:
         return []
     checks: list[GroupCheck] = []
@@ -289,19 +280,19 @@ def _check_all(found: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
 def _mixed(files: list[RankFiles], kinds: dict[int, str]) -> list[str]:
     if len(set(kinds.values())) < 2:
         return []
-    told = []
+    listed = []
     for kind in sorted(set(kinds.values())):
-        names = [path.name for one in files if kinds[one.rank] == kind for path in one.paths]
-        told.append(f"{kind}: {', '.join(names)}")
-    return [f"results of two kinds lie in one folder, so sheets have blank columns; {'; '.join(told)}"]
+        names = [path.name for result in files if kinds[result.rank] == kind for path in result.paths]
+        listed.append(f"{kind}: {', '.join(names)}")
+    return [f"results of two kinds lie in one folder, so sheets have blank columns; {'; '.join(listed)}"]
 
 
-def _told(checks: list[GroupCheck]) -> list[str]:
+def _disagreements(checks: list[GroupCheck]) -> list[str]:
     odd = [check for check in checks if not check.agrees]
     notes = [
         f"{check.name}: within the group {check.group} the output must be the same, but it differs on "
         + ", ".join(f"rank {rank}" for rank in check.disagree)
-        for check in odd[:_MOST_TOLD]
+        for check in odd[:_MOST_NOTES]
     ]
     rest = len(odd) - len(notes)
     return [*notes, f"{rest} more outputs differ within their groups: see the last sheet"] if rest else notes

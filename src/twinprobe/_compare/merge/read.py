@@ -105,10 +105,7 @@ def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
         next((str(keys.index(key)) for key in _RESULT_KEYS[op] if key in (keys or ())), "0")
         for op, keys in calls.select("op", "keys").iter_rows()
     ]
-    calls = calls.with_columns(
-        pl.col("group").fill_null(""),
-        pl.Series("place", places, pl.String),
-    )
+    calls = calls.with_columns(pl.col("group").fill_null(""), pl.Series("place", places, pl.String))
     # Ranks may number their calls differently; the n-th call within one group is the same call on all of them.
     calls = calls.sort(call).with_columns(pl.int_range(pl.len()).over("api", "group").alias("order"))
     outputs = parts.filter(pl.col("io") == "output").join(calls.drop("keys"), on=call)
@@ -148,8 +145,8 @@ def _check(members: pl.DataFrame, group: str, ranks: list[int]) -> GroupCheck | 
         if len(classes) > 1:
             # All outside of the largest class disagree, or everybody where no class is the largest.
             tied = len(classes[0]) == len(classes[1])
-            odd |= {have[at] for known in (classes if tied else classes[1:]) for at in known}
-            details.append(f"{side}: {_told(members, side, classes)}")
+            odd |= {have[member] for known in (classes if tied else classes[1:]) for member in known}
+            details.append(f"{side}: {_described(members, side, classes)}")
     names = members["name"].to_list()
     places = tuple((rank, name) for rank, name in zip(have, names, strict=True) if rank in odd)
     shown = group or "default group"
@@ -163,19 +160,19 @@ def _classes(members: pl.DataFrame, side: str) -> list[list[int]]:
     if len(set(shapes)) == 1 and bool(((values == values[0]) | (np.isnan(values) & np.isnan(values[0]))).all()):
         return [list(range(len(values)))]
     classes: list[list[int]] = []
-    for at in range(len(values)):
+    for row in range(len(values)):
         for known in classes:
-            if shapes[known[0]] == shapes[at] and _same(values[known[0]], values[at]):
-                known.append(at)
+            if shapes[known[0]] == shapes[row] and _same(values[known[0]], values[row]):
+                known.append(row)
                 break
         else:
-            classes.append([at])
+            classes.append([row])
     return sorted(classes, key=len, reverse=True)
 
 
-def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    size = max(abs(number) for number in (*one[:2], *other[:2]))
-    for stat, a, b in zip(STATS, one.tolist(), other.tolist(), strict=True):
+def _same(known: NDArray[np.float64], candidate: NDArray[np.float64]) -> bool:
+    size = max(abs(number) for number in (*known[:2], *candidate[:2]))
+    for stat, a, b in zip(STATS, known.tolist(), candidate.tolist(), strict=True):
         if a == b or (isnan(a) and isnan(b)):
             continue
         scale = max(abs(a), abs(b)) if stat == "l2norm" else size
@@ -184,14 +181,14 @@ def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return True
 
 
-def _told(members: pl.DataFrame, side: str, classes: list[list[int]]) -> str:
+def _described(members: pl.DataFrame, side: str, classes: list[list[int]]) -> str:
     ranks = members["rank"].to_list()
-    told = []
+    shown = []
     for known in classes[:8]:
         row = members.row(known[0], named=True)
         numbers = ", ".join(f"{stat} {row[f'{side} {stat}']!r}" for stat in STATS)
-        told.append(f"rank {', '.join(str(ranks[at]) for at in known)} {row['shape']} {numbers}")
-    return " | ".join(told) + (" | ..." if len(classes) > 8 else "")
+        shown.append(f"rank {', '.join(str(ranks[member]) for member in known)} {row['shape']} {numbers}")
+    return " | ".join(shown) + (" | ..." if len(classes) > 8 else "")
 
 
 def group_ranks(text: str) -> list[int]:
@@ -277,8 +274,8 @@ def read_rank(job: ReadJob) -> RankRows:
         return _read_into(job, to)
 
     def work(folder: Path) -> tuple[RankRows, list[Path]]:
-        found = _read_into(job, folder, writing=replacing)
-        return found, [found.cells_file, found.check_file]
+        rank_rows = _read_into(job, folder, writing=replacing)
+        return rank_rows, [rank_rows.cells_file, rank_rows.check_file]
 
     return once_in_folder(to, f"rank{job.files.rank}", job.mark(), RankRows, work)
 
@@ -303,12 +300,12 @@ def _read_into(
     shown = shown[natural_order(shown["name"].to_list())]
     names = shown["name"]
     matched = frozenset(entry for entry in job.api if ((names == entry) | names.str.starts_with(entry + ".")).any())
-    found = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
-    with writing(found.cells_file) as cells, writing(found.check_file) as beside:
+    rank_rows = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
+    with writing(rank_rows.cells_file) as cells, writing(rank_rows.check_file) as beside:
         for table, path in ((shown, cells), (checks, beside)):
             with path.open("wb") as file:
                 table.write_ipc(file)
-    return found
+    return rank_rows
 
 
 def natural_order(names: list[str]) -> list[int]:

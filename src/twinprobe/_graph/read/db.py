@@ -218,8 +218,8 @@ class GraphFile(AbstractContextManager["GraphFile"]):
 
     def _table(self, name: str) -> set[str]:
         # A view under this name could hold any query: only tables count.
-        found = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
-        return {row[1] for row in self._db.execute(f"PRAGMA table_info({name})")} if found else set()
+        exists = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+        return {row[1] for row in self._db.execute(f"PRAGMA table_info({name})")} if exists else set()
 
     def _present(self, names: Iterable[str]) -> str:
         have = self._columns["tb_nodes"]
@@ -273,8 +273,8 @@ class Graph:
     def by_order(self, side: str, orders: Sequence[int]) -> list[dict[str, Any]]:
         """Nodes by their places in the order."""
         places = {order: place for place, order in enumerate(orders)}
-        found = map(dict, self._among(side, f"{self._select()} AND node_order", orders))
-        return sorted(found, key=lambda row: places.get(row["node_order"], 0))
+        rows = map(dict, self._among(side, f"{self._select()} AND node_order", orders))
+        return sorted(rows, key=lambda row: places.get(row["node_order"], 0))
 
     def search(self, side: str, text: str, limit: int) -> list[tuple[str, int]]:
         """Names that contain a text, whatever the case, in execution order."""
@@ -315,8 +315,8 @@ class Graph:
         """The frames of a node's call."""
         if row.get("stack_id") is None or "stack_info" not in self._file._columns["tb_stack"]:
             return []
-        found = self._file._rows("SELECT stack_info FROM tb_stack WHERE id = ? LIMIT 1", (row["stack_id"],))
-        return [str(frame) for frame in parsed(found[0]["stack_info"], list)] if found else []
+        rows = self._file._rows("SELECT stack_info FROM tb_stack WHERE id = ? LIMIT 1", (row["stack_id"],))
+        return [str(frame) for frame in parsed(rows[0]["stack_info"], list)] if rows else []
 
     def knowledge(self, side: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """What TwinProbe's own files know besides, by node name: error, verdict, origin, rule, noise, arguments."""
@@ -328,31 +328,24 @@ class Graph:
 
     def errors(self, side: str) -> Iterator[Sequence[Any]]:
         """(order, error) of every node that TwinProbe measured."""
-        if not {"error", "node_order"} <= self._file._extra:
-            return iter(())
-        return self._file._stream(f"SELECT node_order, error FROM tb_twinprobe n {_WHERE}", self._on(side))
+        return self._extras(side, ("node_order", "error"))
 
     def growth(self, side: str) -> Iterator[Sequence[Any]]:
         """(name, order, error, expected error) of every node that TwinProbe weighed against noise."""
-        if not {"error", "expected", "node_order"} <= self._file._extra:
-            return iter(())
-        query = f"SELECT node_name, node_order, error, expected FROM tb_twinprobe n {_WHERE} ORDER BY node_order"
-        return self._file._stream(query, self._on(side))
+        return self._extras(side, ("node_name", "node_order", "error", "expected"), "ORDER BY node_order")
 
     def injected(self, side: str) -> list[int]:
         """The places of the nodes in which a difference arose."""
-        if not {"origin", "node_order"} <= self._file._extra:
-            return []
-        query = f"SELECT node_order FROM tb_twinprobe n {_WHERE} AND origin = 'injected'"
-        return [int(row[0]) for row in self._file._stream(query, self._on(side)) if isinstance(row[0], int)]
+        rows = self._extras(side, ("node_order", "origin"), "AND origin = 'injected'")
+        return [row[0] for row in rows if isinstance(row[0], int)]
 
     def summary(self, key: str) -> dict[str, Any]:
         """One of the larger things that TwinProbe's own files tell of this step and rank; empty where they do not."""
         if not {"step", "rank", "key", "value"} <= self._file._summary:
             return {}
         query = "SELECT value FROM tb_twinprobe_summary WHERE step = ? AND rank = ? AND key = ? LIMIT 1"
-        found = self._file._rows(query, (*self._key, key))
-        return cast("dict[str, Any]", parsed(found[0]["value"], dict) if found else {})
+        rows = self._file._rows(query, (*self._key, key))
+        return cast("dict[str, Any]", parsed(rows[0]["value"], dict) if rows else {})
 
     def verdicts(self, side: str) -> dict[str, int]:
         """How many nodes have which verdict of TwinProbe."""
@@ -360,6 +353,12 @@ class Graph:
             return {}
         query = f"SELECT verdict, count(*) FROM tb_twinprobe n {_WHERE} GROUP BY verdict"
         return {str(row[0]): int(row[1]) for row in self._file._stream(query, self._on(side))}
+
+    def _extras(self, side: str, columns: tuple[str, ...], rest: str = "") -> Iterator[Sequence[Any]]:
+        """Columns of what TwinProbe's own files know of each node; no row where a file lacks one of them."""
+        if not set(columns) <= self._file._extra:
+            return iter(())
+        return self._file._stream(f"SELECT {', '.join(columns)} FROM tb_twinprobe n {_WHERE} {rest}", self._on(side))
 
     def _select(self, full: bool = False) -> str:
         return f"SELECT {self._file._full if full else self._file._brief} {_NODES}"

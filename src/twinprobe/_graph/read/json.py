@@ -204,16 +204,16 @@ def _post_order(root: str, links: dict[str, _Links]) -> Iterator[str]:
 
 def _micro_steps(root: str, links: dict[str, _Links]) -> dict[str, int]:
     """Only the root's children say their micro step: what is under them belongs to the same one."""
-    found: dict[str, int] = {}
+    steps: dict[str, int] = {}
     for top in links[root].subnodes if root in links else []:
         step = links[top].micro_step_id if top in links else None
         waiting = [top]
         while step and waiting:
             name = waiting.pop()
-            if name in links and name not in found and name != root:
-                found[name] = step
+            if name in links and name not in steps and name != root:
+                steps[name] = step
                 waiting += links[name].subnodes
-    return found
+    return steps
 
 
 def _write_config(database: sqlite3.Connection, document: dict[str, Any], compared: bool) -> None:

@@ -70,7 +70,7 @@ def find_graph(place: Path, wanted: str) -> Source | None:
         return None
     root, above = place.resolve(), parts[:-1]
     if not place.joinpath(*above).is_dir():
-        above = [_BYTE.sub(lambda found: chr(int(found[1], 16)), part) for part in above]
+        above = [_BYTE.sub(lambda match: chr(int(match[1], 16)), part) for part in above]
     folder = place.joinpath(*above)
     if not folder.is_dir() or folder.resolve() != root.joinpath(*above):
         return None
@@ -91,7 +91,7 @@ def open_graph(source: Source, step: int | None = None, rank: int | None = None)
             config = file.config()
             yield config, file.graph(_chosen(step, config.steps, "step"), _chosen(rank, config.ranks, "rank"))
         return
-    steps, ranks = (sorted({key[at] for key in source.paths}) for at in (0, 1))
+    steps, ranks = (sorted({key[part] for key in source.paths}) for part in (0, 1))
     key = (_chosen(step, steps, "step"), _chosen(rank, ranks, "rank"))
     if key not in source.paths:
         raise BadInput(f"there is no file for step {key[0]}, rank {key[1]}", where=source.id)
@@ -112,15 +112,15 @@ def _chosen(number: int | None, known: list[int], what: str) -> int:
 
 def _grouped(place: Path, paths: Iterable[Path]) -> list[Source]:
     """Files of several ranks and steps that one command wrote are one thing to open."""
-    found: dict[str, dict[tuple[int, int], Path]] = {}
+    sources: dict[str, dict[tuple[int, int], Path]] = {}
     for path in paths:
         folder = path.parent.relative_to(place).as_posix()
         part = _PART.match(path.name)
         name, key = path.name, (0, 0)
         if part and (part[2] or part[3]):
             name, key = f"{part[1]}_{part[4]}.vis", (int(part[2] or 0), int(part[3] or 0))
-        found.setdefault(_spelled(name if folder == "." else f"{folder}/{name}"), {})[key] = path
-    return [_source(id_, ranks) for id_, ranks in found.items()]
+        sources.setdefault(_spelled(name if folder == "." else f"{folder}/{name}"), {})[key] = path
+    return [_source(id_, ranks) for id_, ranks in sources.items()]
 
 
 def _spelled(name: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -47,6 +47,7 @@ class Adapter(Protocol):
     parameters_at: str = "_parameters"
     modules_at: str = "_modules"
     unsaved_at: str = "_non_persistent_buffers_set"
+    statistics: tuple[str, ...] = ()  # running ones, which some frameworks keep among the parameters
     # Optimizers of its own, and how they forget the gradients; any other optimizer is a function.
     optimizer_class: Any = ()
     forgets_by: str = ""
@@ -164,17 +165,22 @@ class Adapter(Protocol):
 
     def state(self, module: Any) -> dict[str, Any]:
         """What a forward pass may change in the module itself: all buffers, and running statistics."""
+        own, buffers = getattr(module, self.parameters_at), getattr(module, "_buffers", None) or {}
+        running = ((name, own.get(name)) for name in self.statistics)
+        held = {name: tensor for name, tensor in buffers.items() if tensor is not None}
+        return held | {name: tensor for name, tensor in running if tensor is not None and not self.trainable(tensor)}
 
     def children(self, module: Any) -> dict[str, Any]:
         """Modules directly below, by attribute."""
         return {name: child for name, child in getattr(module, self.modules_at).items() if child is not None}
 
+    @cached_property
     def rules(self) -> Rules:
         """The layouts of the classes that are known, the first that fits first."""
 
     def layout(self, module: Any) -> Layout | None:
         """Where a layer of a known class keeps its weights."""
-        rule = next((rule for classes, rule in self.rules() if isinstance(module, classes)), None)
+        rule = next((rule for classes, rule in self.rules if isinstance(module, classes)), None)
         return rule(module) if callable(rule) else rule
 
     def trainable(self, tensor: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cached_property
 from typing import Any, cast
 
 import mindspore as ms
@@ -35,8 +35,6 @@ from twinprobe._record.mindspore.recorder import MindSporeRecorder
 from twinprobe._runs.dtypes import widened
 from twinprobe._runs.tensors.elements import HostTensor
 
-_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")  # kept among the parameters
-
 
 class MindSporeAdapter(Adapter):
     """The verbs, for MindSpore. Gradients are no part of its parameters, so the last ones are kept here."""
@@ -48,6 +46,7 @@ class MindSporeAdapter(Adapter):
     tensor_class = ms.Tensor
     parameters_at = "_params"
     modules_at = "_cells"
+    statistics = ("moving_mean", "moving_variance", "running_mean", "running_var")
 
     def __init__(self) -> None:
         self._gradients: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
@@ -142,13 +141,37 @@ class MindSporeAdapter(Adapter):
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
         return _Substitute.apply(tensor, self.like(self.tensor(value), tensor), on_gradient, self)
 
-    def state(self, module: Any) -> dict[str, Any]:
-        found = {name: value for name, value in (getattr(module, "_buffers", None) or {}).items() if value is not None}
-        own = module._params
-        return found | {name: own[name] for name in _STATISTICS if own.get(name) is not None}
-
+    @cached_property
     def rules(self) -> Rules:
-        return _rules()
+        moving = ("gamma", "beta", "moving_mean", "moving_variance")
+        running = layouts.norm(mean="running_mean", variance="running_var")
+        return layouts.rules_for(
+            ms,
+            {
+                "nn.Dense mint.nn.Linear": layouts.linear(),
+                "nn.Conv1dTranspose": layouts.convolution(transposed=True, drop=2),
+                "nn.Conv2dTranspose nn.Conv3dTranspose mint.nn.ConvTranspose2d": layouts.convolution(transposed=True),
+                "nn.Conv1d": layouts.convolution(drop=2),
+                "nn.Conv2d nn.Conv3d mint.nn.Conv1d mint.nn.Conv2d mint.nn.Conv3d": layouts.convolution(),
+                "nn.Embedding nn.EmbeddingLookup": layouts.embedding("embedding_table"),
+                "mint.nn.Embedding": layouts.embedding(),
+                "nn.BatchNorm3d": layouts.norm(*moving, inside="bn2d."),
+                "nn.layer.normalization._BatchNorm nn.layer.normalization._InstanceNorm": layouts.norm(*moving),
+                "mint.nn.BatchNorm1d mint.nn.BatchNorm2d mint.nn.BatchNorm3d mint.nn.SyncBatchNorm": running,
+                "nn.LayerNorm nn.GroupNorm": layouts.norm("gamma", "beta"),
+                "nn.RMSNorm": layouts.norm("gamma"),
+                "mint.nn.LayerNorm mint.nn.GroupNorm mint.nn.RMSNorm": layouts.norm(),
+                "nn.MultiheadAttention": layouts.packed_attention,
+                "nn.LSTM nn.GRU nn.RNN": _recurrent,
+                "nn.LSTMCell nn.GRUCell nn.RNNCell": layouts.recurrent,
+                "nn.BiDense": layouts.bilinear(),
+                "nn.PReLU": layouts.prelu("w"),
+                "mint.nn.PReLU": layouts.prelu(),
+                "nn.TransformerEncoderLayer": layouts.transformer_layer("dense1", "dense2"),
+                "nn.TransformerDecoderLayer": layouts.transformer_layer("dense1", "dense2", "multihead_attn"),
+                "nn.TransformerEncoder nn.TransformerDecoder": layouts.transformer_stack,
+            },
+        )
 
     def trainable(self, tensor: Any) -> bool:
         return bool(getattr(tensor, "requires_grad", False))
@@ -165,39 +188,6 @@ class MindSporeAdapter(Adapter):
             tensor.set_data(given)
         else:
             tensor.assign_value(given)
-
-
-@cache
-def _rules() -> Rules:
-    moving = ("gamma", "beta", "moving_mean", "moving_variance")
-    running = layouts.norm(mean="running_mean", variance="running_var")
-    return layouts.rules_for(
-        ms,
-        {
-            "nn.Dense mint.nn.Linear": layouts.linear(),
-            "nn.Conv1dTranspose": layouts.convolution(transposed=True, drop=2),
-            "nn.Conv2dTranspose nn.Conv3dTranspose mint.nn.ConvTranspose2d": layouts.convolution(transposed=True),
-            "nn.Conv1d": layouts.convolution(drop=2),
-            "nn.Conv2d nn.Conv3d mint.nn.Conv1d mint.nn.Conv2d mint.nn.Conv3d": layouts.convolution(),
-            "nn.Embedding nn.EmbeddingLookup": layouts.embedding("embedding_table"),
-            "mint.nn.Embedding": layouts.embedding(),
-            "nn.BatchNorm3d": layouts.norm(*moving, inside="bn2d."),
-            "nn.layer.normalization._BatchNorm nn.layer.normalization._InstanceNorm": layouts.norm(*moving),
-            "mint.nn.BatchNorm1d mint.nn.BatchNorm2d mint.nn.BatchNorm3d mint.nn.SyncBatchNorm": running,
-            "nn.LayerNorm nn.GroupNorm": layouts.norm("gamma", "beta"),
-            "nn.RMSNorm": layouts.norm("gamma"),
-            "mint.nn.LayerNorm mint.nn.GroupNorm mint.nn.RMSNorm": layouts.norm(),
-            "nn.MultiheadAttention": layouts.packed_attention,
-            "nn.LSTM nn.GRU nn.RNN": _recurrent,
-            "nn.LSTMCell nn.GRUCell nn.RNNCell": layouts.recurrent,
-            "nn.BiDense": layouts.bilinear(),
-            "nn.PReLU": layouts.prelu("w"),
-            "mint.nn.PReLU": layouts.prelu(),
-            "nn.TransformerEncoderLayer": layouts.transformer_layer("dense1", "dense2"),
-            "nn.TransformerDecoderLayer": layouts.transformer_layer("dense1", "dense2", "multihead_attn"),
-            "nn.TransformerEncoder nn.TransformerDecoder": layouts.transformer_stack,
-        },
-    )
 
 
 def _recurrent(cell: Any) -> Layout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, cached_property
 from inspect import signature
 from math import prod
 from typing import Any, cast
@@ -38,7 +38,6 @@ _functional: Any = paddle.nn.functional
 _assign: Any = paddle._C_ops.assign  # held here, because operations are replaced while a model is recorded
 _float32 = paddle.float32
 _IN_MEMORY = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int64", "int32")}
-_STATISTICS = ("_mean", "_variance", "weight_u", "weight_v")  # kept among the parameters
 _SPLIT = "distributed.fleet.meta_parallel"  # layers cut over several devices
 
 
@@ -53,6 +52,7 @@ class PaddleAdapter(Adapter):
     forgets_by = "clear_grad"
     modules_at = "_sub_layers"
     unsaved_at = "_non_persistable_buffer_names_set"
+    statistics = ("_mean", "_variance", "weight_u", "weight_v")
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.named_sublayers(include_self=True)
@@ -70,14 +70,14 @@ class PaddleAdapter(Adapter):
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         held = [(p, p.grad) for module in modules for p in module._parameters.values() if p is not None]
-        found = [(parameter, gradient) for parameter, gradient in held if gradient is not None and gradient.is_dense()]
-        if found:
+        dense = [(parameter, gradient) for parameter, gradient in held if gradient is not None and gradient.is_dense()]
+        if dense:
             other = paddle.zeros([1])
-            for parameter, _ in found:
+            for parameter, _ in dense:
                 # Clearing frees the memory of what a parameter has, whoever else has it too: let that be another one.
                 parameter._copy_gradient_from(_assign(other))
                 parameter.clear_gradient(False)
-        return found
+        return dense
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         for parameter, gradient in gradients:
@@ -140,17 +140,30 @@ class PaddleAdapter(Adapter):
         # Hooks that a user puts on the result of a PyLayer change nothing; on that of an operation they do.
         return _assign(_Substitute.apply(tensor, made, on_gradient, self))
 
-    def state(self, module: Any) -> dict[str, Any]:
-        own = module._parameters
-        if not module._buffers and own.keys().isdisjoint(_STATISTICS):
-            return {}
-        found = {name: value for name, value in module._buffers.items() if value is not None}
-        return found | {
-            name: own[name] for name in _STATISTICS if own.get(name) is not None and own[name].stop_gradient
-        }
-
+    @cached_property
     def rules(self) -> Rules:
-        return _rules()
+        return layouts.rules_for(
+            paddle,
+            {
+                "nn.Linear": layouts.linear(transposed=True),
+                f"{_SPLIT}.ColumnParallelLinear {_SPLIT}.RowParallelLinear": layouts.linear(transposed=True),
+                "nn.Conv1DTranspose nn.Conv2DTranspose nn.Conv3DTranspose": layouts.convolution(transposed=True),
+                "nn.layer.conv._ConvNd": layouts.convolution(),
+                f"nn.Embedding {_SPLIT}.VocabParallelEmbedding": layouts.embedding(),
+                "nn.layer.norm._BatchNormBase nn.BatchNorm": layouts.norm(mean="_mean", variance="_variance"),
+                "nn.layer.norm._InstanceNormBase": layouts.norm(weight="scale"),
+                "nn.LayerNorm nn.GroupNorm": layouts.norm(),
+                "nn.MultiHeadAttention": layouts.separate_attention(),
+                "nn.layer.rnn.RNNBase": _stacked,
+                "nn.RNN nn.BiRNN": _wrapper,
+                "nn.LSTMCell nn.GRUCell nn.SimpleRNNCell": lambda cell: layouts.recurrent(cell, projection=TRANSPOSED),
+                "nn.Bilinear": layouts.bilinear(row_bias=True),
+                "nn.PReLU": layouts.prelu("_weight"),
+                "nn.TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
+                "nn.TransformerDecoderLayer": layouts.transformer_layer("linear1", "linear2", "cross_attn"),
+                "nn.TransformerEncoder nn.TransformerDecoder": layouts.transformer_stack,
+            },
+        )
 
     def trainable(self, tensor: Any) -> bool:
         return not tensor.stop_gradient
@@ -195,32 +208,6 @@ def _numpy_name(dtype: Any) -> str:
 @cache
 def _bytes(count: int) -> Any:
     return ctypes.c_char * count
-
-
-@cache
-def _rules() -> Rules:
-    return layouts.rules_for(
-        paddle,
-        {
-            "nn.Linear": layouts.linear(transposed=True),
-            f"{_SPLIT}.ColumnParallelLinear {_SPLIT}.RowParallelLinear": layouts.linear(transposed=True),
-            "nn.Conv1DTranspose nn.Conv2DTranspose nn.Conv3DTranspose": layouts.convolution(transposed=True),
-            "nn.layer.conv._ConvNd": layouts.convolution(),
-            f"nn.Embedding {_SPLIT}.VocabParallelEmbedding": layouts.embedding(),
-            "nn.layer.norm._BatchNormBase nn.BatchNorm": layouts.norm(mean="_mean", variance="_variance"),
-            "nn.layer.norm._InstanceNormBase": layouts.norm(weight="scale"),
-            "nn.LayerNorm nn.GroupNorm": layouts.norm(),
-            "nn.MultiHeadAttention": layouts.separate_attention(),
-            "nn.layer.rnn.RNNBase": _stacked,
-            "nn.RNN nn.BiRNN": _wrapper,
-            "nn.LSTMCell nn.GRUCell nn.SimpleRNNCell": lambda cell: layouts.recurrent(cell, projection=TRANSPOSED),
-            "nn.Bilinear": layouts.bilinear(row_bias=True),
-            "nn.PReLU": layouts.prelu("_weight"),
-            "nn.TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
-            "nn.TransformerDecoderLayer": layouts.transformer_layer("linear1", "linear2", "cross_attn"),
-            "nn.TransformerEncoder nn.TransformerDecoder": layouts.transformer_stack,
-        },
-    )
 
 
 def _cells_of(wrapper: Any, index: int, before: str = "") -> list[tuple[str, str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -80,10 +80,10 @@ class TorchAdapter(Adapter):
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         held = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
-        found = [(parameter, parameter.grad) for parameter in held if parameter.grad is not None]
-        for parameter, _ in found:
+        gradients = [(parameter, parameter.grad) for parameter in held if parameter.grad is not None]
+        for parameter, _ in gradients:
             parameter.grad = None
-        return found
+        return gradients
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         for parameter, gradient in gradients:
@@ -179,16 +179,36 @@ class TorchAdapter(Adapter):
         return tensor.to(other)
 
     def state(self, module: Any) -> dict[str, Any]:
-        found = {}
+        buffers = {}
         for name, value in module._buffers.items():
             if value is None or isinstance(value, _Uninitialized):
                 continue
             if value.layout is torch.strided and not value.is_quantized and not value.is_meta:
-                found[name] = value
-        return found
+                buffers[name] = value
+        return buffers
 
+    @cached_property
     def rules(self) -> Rules:
-        return _rules()
+        decoder = layouts.transformer_layer("linear1", "linear2", "multihead_attn")
+        return layouts.rules_for(
+            torch.nn,
+            {
+                "Linear": layouts.linear(),
+                "modules.conv._ConvTransposeNd": layouts.convolution(transposed=True),
+                "modules.conv._ConvNd": layouts.convolution(),
+                "Embedding EmbeddingBag": layouts.embedding(),
+                "modules.batchnorm._NormBase": layouts.norm(mean="running_mean", variance="running_var"),
+                "LayerNorm GroupNorm RMSNorm": layouts.norm(),
+                "MultiheadAttention": layouts.packed_attention,
+                "RNNBase": lambda layer: layouts.flat_recurrent(layer, layer.num_layers, both_ways=layer.bidirectional),
+                "RNNCellBase": layouts.recurrent,
+                "Bilinear": layouts.bilinear(),
+                "PReLU": layouts.prelu(),
+                "TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
+                "TransformerDecoderLayer": decoder,
+                "TransformerEncoder TransformerDecoder": layouts.transformer_stack,
+            },
+        )
 
     def layout(self, module: Any) -> Layout | None:
         # GPT-2 and its kin call a linear layer with a transposed matrix a Conv1D.
@@ -228,30 +248,6 @@ class TorchAdapter(Adapter):
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@cache
-def _rules() -> Rules:
-    decoder = layouts.transformer_layer("linear1", "linear2", "multihead_attn")
-    return layouts.rules_for(
-        torch.nn,
-        {
-            "Linear": layouts.linear(),
-            "modules.conv._ConvTransposeNd": layouts.convolution(transposed=True),
-            "modules.conv._ConvNd": layouts.convolution(),
-            "Embedding EmbeddingBag": layouts.embedding(),
-            "modules.batchnorm._NormBase": layouts.norm(mean="running_mean", variance="running_var"),
-            "LayerNorm GroupNorm RMSNorm": layouts.norm(),
-            "MultiheadAttention": layouts.packed_attention,
-            "RNNBase": lambda layer: layouts.flat_recurrent(layer, layer.num_layers, both_ways=layer.bidirectional),
-            "RNNCellBase": layouts.recurrent,
-            "Bilinear": layouts.bilinear(),
-            "PReLU": layouts.prelu(),
-            "TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
-            "TransformerDecoderLayer": decoder,
-            "TransformerEncoder TransformerDecoder": layouts.transformer_stack,
-        },
-    )
 
 
 def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:

@@ -146,10 +146,10 @@ class LayerMap:
 
     def refuse_strangers(self, known: set[int]) -> None:
         """Raise where it names a layer that is not among these identities."""
-        found = [layer for pair in self._pairs for layer in pair]
-        found += [layer for group in self.groups for layer in (*group.first, *group.second)]
-        found += [api.layer for api in self.apis]
-        for layer in (*found, *self._ignored.values()):
+        named = [layer for pair in self._pairs for layer in pair]
+        named += [layer for group in self.groups for layer in (*group.first, *group.second)]
+        named += [api.layer for api in self.apis]
+        for layer in (*named, *self._ignored.values()):
             if id(layer) not in known:
                 raise BadInput(
                     f"the LayerMap names a {type(layer).__name__} that is in neither model",
@@ -161,13 +161,13 @@ def as_layer_map(value: Any) -> LayerMap:
     """A LayerMap from what a user may give: a LayerMap, a plain dict, or nothing."""
     if isinstance(value, LayerMap):
         return value
-    found = LayerMap()
+    layer_map = LayerMap()
     if value is None:
-        return found
+        return layer_map
     if not isinstance(value, Mapping):
         raise BadInput(f"layer_map is a {type(value).__name__}", hint="give a LayerMap or a dict {layer: layer}")
-    found.map = value
-    return found
+    layer_map.map = value
+    return layer_map
 
 
 def _check(layer: Any, where: str) -> None:
@@ -176,17 +176,17 @@ def _check(layer: Any, where: str) -> None:
 
 
 def _several(layers: Any, where: str) -> tuple[Any, ...]:
-    found = tuple(layers) if isinstance(layers, list | tuple) else (layers,)
-    for layer in found:
+    several = tuple(layers) if isinstance(layers, list | tuple) else (layers,)
+    for layer in several:
         _check(layer, where)
-    return found
+    return several
 
 
 def _sequential(root: Any) -> type:
     framework = framework_of(root)
     package = import_module({"torch": "torch.nn", "paddle": "paddle.nn"}.get(framework or "", "mindspore.nn"))
-    found: type = package.SequentialCell if framework == "mindspore" else package.Sequential
-    return found
+    sequential: type = package.SequentialCell if framework == "mindspore" else package.Sequential
+    return sequential
 
 
 # Layers that two frameworks build so differently that only a rule of its own copies their weights.
@@ -210,20 +210,20 @@ def kind_of(layer: Any) -> str:
 
 def special_pairs(first: Any, second: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
     """The special layers of two models, in the order of definition, paired by their place."""
-    found = [special_layers(model, layer_map) for model in (first, second)]
-    kinds = [[kind_of(layer) for layer in layers] for layers in found]
+    layers_of = [special_layers(model, layer_map) for model in (first, second)]
+    kinds = [[kind_of(layer) for layer in layers] for layers in layers_of]
     if kinds[0] != kinds[1]:
         raise BadInput(
             f"LayerMap.auto found {_listed(kinds[0])} in {type(first).__name__} and {_listed(kinds[1])} in "
             f"{type(second).__name__}",
             hint="map them by hand with LayerMap.map",
         )
-    return list(zip(*found, strict=True))
+    return list(zip(*layers_of, strict=True))
 
 
 def special_layers(model: Any, layer_map: LayerMap) -> list[Any]:
     """The special layers of one model that a map does not name yet, in the order of definition."""
-    found: list[Any] = []
+    special: list[Any] = []
     inside: list[str] = []
     for path, layer in adapter_of(model).modules(model):
         if any(path.startswith(f"{outer}.") for outer in inside):
@@ -231,9 +231,9 @@ def special_layers(model: Any, layer_map: LayerMap) -> list[Any]:
         if layer_map.partner(layer) is not None or layer_map.is_ignored_inside(layer):
             inside.append(path)
         elif kind_of(layer):
-            found.append(layer)
+            special.append(layer)
             inside.append(path)
-    return found
+    return special
 
 
 def _listed(kinds: list[str]) -> str:
@@ -255,11 +255,11 @@ class Paths:
     @classmethod
     def find(cls, adapter: Adapter, model: Any) -> Paths:
         """All layers of a model; one that is used twice has its first path."""
-        found = cls()
+        paths = cls()
         for path, layer in adapter.modules(model):
-            found.of.setdefault(id(layer), path)
-            found.layer[path] = layer
-        return found
+            paths.of.setdefault(id(layer), path)
+            paths.layer[path] = layer
+        return paths
 
 
 def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:

@@ -95,22 +95,14 @@ def _around(path: str, known: Collection[str]) -> str:
 
 
 def _inside_first(paths: list[str]) -> list[str]:
-    """Each path after those inside it, as calls end; otherwise in the order given."""
-    children: dict[str, list[str]] = {}
-    known = set(paths)
-    for path in paths:
-        if path:
-            children.setdefault(_around(path, known), []).append(path)
+    """Each path after those inside it, as calls end; given are paths in the order of definition."""
     order: list[str] = []
-
-    def visit(path: str) -> None:
-        for child in children.get(path, []):
-            visit(child)
-        if path in known:
-            order.append(path)
-
-    visit("")
-    return order
+    around: list[str] = []
+    for path in paths:
+        while around and not _within(path, around[-1]):
+            order.append(around.pop())
+        around.append(path)
+    return order + around[::-1]
 
 
 Pair = tuple[str, str]
@@ -124,7 +116,7 @@ def pair_by_flow(
     while True:
         known = {pair[0]: pair[1] for pair in reversed(pairs)}
         taken = set(known), {pair[1] for pair in pairs}
-        found = []
+        fresh = []
         for path in target.holding:
             if path in taken[0]:
                 continue
@@ -135,12 +127,12 @@ def pair_by_flow(
                 if to not in taken[1] and sources & feeds[1].get(to, set()) and source.sizes(to) == target.sizes(path)
             ]
             if len(fitting) == 1:
-                found.append((path, fitting[0]))
-        ends = [[pair[at] for pair in found] for at in (0, 1)]
-        found = [pair for pair in found if ends[0].count(pair[0]) == ends[1].count(pair[1]) == 1]
-        if not found:
+                fresh.append((path, fitting[0]))
+        ends = [[pair[side] for pair in fresh] for side in (0, 1)]
+        fresh = [pair for pair in fresh if ends[0].count(pair[0]) == ends[1].count(pair[1]) == 1]
+        if not fresh:
             return
-        pairs += found
+        pairs += fresh
 
 
 def _feeding(tree: LayerTree, run: Values) -> dict[str, set[str]]:
@@ -181,18 +173,18 @@ def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pa
     if not layer_map.pairs:
         return []
     places = [{id(module): path for path, module in adapter_of(model).modules(model)} for model in (target, source)]
-    found = []
+    pairs = []
     for layer, partner in layer_map.pairs:
         if id(layer) in places[0] and id(partner) in places[1]:
-            found.append((places[0][id(layer)], places[1][id(partner)]))
+            pairs.append((places[0][id(layer)], places[1][id(partner)]))
         elif id(partner) in places[0] and id(layer) in places[1]:
-            found.append((places[0][id(partner)], places[1][id(layer)]))
+            pairs.append((places[0][id(partner)], places[1][id(layer)]))
         else:
             raise BadInput(
                 f"LayerMap.map pairs a {type(layer).__name__} and a {type(partner).__name__}: not one of each model",
                 hint="map layers of the very models that are compared",
             )
-    return found
+    return pairs
 
 
 def _by_name(target: LayerTree, source: LayerTree) -> list[Pair]:
@@ -218,14 +210,14 @@ def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run
         for path, partner in [("", ""), *known]
         if path in names[0] and partner in names[1]
     ]
-    found = []
+    aligned = []
     for relation in align_sides(Side(target_run), Side(source_run), given).relations:
         ends = parse_op(relation.target[0]), parse_op(relation.golden[0])
         if relation.one_to_one and all(end.is_module for end in ends):
-            found.append((ends[0].body, ends[1].body))
-    found = [pair for pair in dict.fromkeys(found) if pair[0] in target.weights and pair[1] in source.weights]
-    pairs = list(known) + [pair for pair in found if bool(target.weights[pair[0]]) == bool(source.weights[pair[1]])]
-    _unfold(target, source, [pair for pair in found if pair not in pairs], pairs)
+            aligned.append((ends[0].body, ends[1].body))
+    aligned = [pair for pair in dict.fromkeys(aligned) if pair[0] in target.weights and pair[1] in source.weights]
+    pairs = list(known) + [pair for pair in aligned if bool(target.weights[pair[0]]) == bool(source.weights[pair[1]])]
+    _unfold(target, source, [pair for pair in aligned if pair not in pairs], pairs)
     if isinstance(target_run, Values) and isinstance(source_run, Values):
         pair_by_flow(target, source, target_run, source_run, pairs)
     _by_looks(target, source, pairs)
@@ -235,12 +227,12 @@ def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run
 
 
 def _first_calls(run: Run) -> dict[str, str]:
-    found: dict[str, str] = {}
+    calls: dict[str, str] = {}
     for name in run.ops:
         op = parse_op(name)
         if op.is_module and op.direction == FORWARD:
-            found.setdefault(op.body, name)
-    return found
+            calls.setdefault(op.body, name)
+    return calls
 
 
 def _unfold(target: LayerTree, source: LayerTree, wrapped: list[Pair], pairs: list[Pair]) -> None:
@@ -259,19 +251,19 @@ def _by_looks(target: LayerTree, source: LayerTree, pairs: list[Pair]) -> None:
     around = dict(pairs)
     for inside_pairs in (True, False):
         looks: list[dict[object, list[str]]] = []
-        for at, tree in enumerate((target, source)):
-            taken = {pair[at] for pair in pairs}
-            found: dict[object, list[str]] = {}
+        for side, tree in enumerate((target, source)):
+            taken = {pair[side] for pair in pairs}
+            by_look: dict[object, list[str]] = {}
             for path in tree.holding:
                 if path not in taken:
                     outer = path.rpartition(".")[0]
-                    place = (around.get(outer, "?") if at == 0 else outer) if inside_pairs else ""
-                    found.setdefault((place, str(tree.sizes(path))), []).append(path)
-            looks.append(found)
-        for look, ones in looks[0].items():
-            others = looks[1].get(look, [])
-            if len(ones) == len(others) == 1:
-                pairs.append((ones[0], others[0]))
+                    place = (around.get(outer, "?") if side == 0 else outer) if inside_pairs else ""
+                    by_look.setdefault((place, str(tree.sizes(path))), []).append(path)
+            looks.append(by_look)
+        for look, targets in looks[0].items():
+            sources = looks[1].get(look, [])
+            if len(targets) == len(sources) == 1:
+                pairs.append((targets[0], sources[0]))
 
 
 def _within(path: str, outer: str) -> bool:
@@ -280,9 +272,9 @@ def _within(path: str, outer: str) -> bool:
 
 def _specials(target: LayerTree, source: LayerTree) -> list[Pair]:
     """Attention and recurrent layers, whose weights do not look alike, by kind and order."""
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for kind in WHOLE:
         paths = [[path for path, layer in tree.layers.items() if kind_of(layer) == kind] for tree in (target, source)]
         if len(paths[0]) == len(paths[1]):
-            found += zip(*paths, strict=True)
-    return found
+            pairs += zip(*paths, strict=True)
+    return pairs

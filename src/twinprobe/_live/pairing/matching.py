@@ -119,13 +119,13 @@ def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
     ):
         return None
     starts, golden_starts = raw.live.starts, base.live.starts
-    found = Matches(equal=True)
+    matches = Matches(equal=True)
     for op, (other, root) in enumerate(zip(partners, is_root, strict=True)):
         shift, rule = golden_starts[other] - starts[op], ROOTS if root else EQUAL
-        found.rows += [(row, row + shift, rule) for row in range(starts[op], starts[op + 1])]
+        matches.rows += [(row, row + shift, rule) for row in range(starts[op], starts[op + 1])]
         if _is_forward(raw.ops[op]):
-            found.calls[raw.ops[op]] = base.ops[other]
-    return found
+            matches.calls[raw.ops[op]] = base.ops[other]
+    return matches
 
 
 def _by_names(raw: Values, base: Values, is_root: list[bool]) -> list[int] | None:
@@ -208,15 +208,15 @@ def _follow(board: Board) -> None:
         head, partner = board.target.head_of[op], board.golden.head_of[other]
         if head.is_module and partner.is_module:
             for direction in head.calls.keys() & partner.calls.keys() - {FORWARD}:
-                ones, others = head.calls[direction], partner.calls[direction]
-                for call in ones.keys() & others.keys():
-                    board.link(ones[call], others[call], board.rule[op])
+                target_calls, golden_calls = head.calls[direction], partner.calls[direction]
+                for call in target_calls.keys() & golden_calls.keys():
+                    board.link(target_calls[call], golden_calls[call], board.rule[op])
 
 
 def _pair_left(board: Board, matches: Matches) -> None:
     """Results that linked modules give under other names (a dataclass here, a tuple there): in their order."""
     sides = board.target, board.golden
-    grouped = [{row for rows in matches.groups.values() for row in rows[at]} for at in (0, 1)]
+    grouped = [{row for rows in matches.groups.values() for row in rows[index]} for index in (0, 1)]
     left = (
         _unpaired(board.target, grouped[0].union(row for row, _, _ in matches.rows)),
         _unpaired(board.golden, grouped[1].union(row for _, row, _ in matches.rows)),
@@ -246,11 +246,11 @@ def _pair_left(board: Board, matches: Matches) -> None:
 def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
     """The tensors that have no partner, by call."""
     table = side.run.table
-    found: dict[int, list[int]] = {}
+    rows: dict[int, list[int]] = {}
     for row, (kind, op) in enumerate(zip(table["kind"].to_list(), table["op"].to_list(), strict=True)):
         if kind == TENSOR and row not in paired:
-            found.setdefault(op, []).append(row)
-    return found
+            rows.setdefault(op, []).append(row)
+    return rows
 
 
 def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, matches: Matches) -> None:
@@ -285,14 +285,14 @@ def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, mat
 
 def _note_alone(board: Board, matches: Matches) -> None:
     """Tell which calls are paired, and which only one model makes."""
-    for at, (who, side, partner, alone) in enumerate(
+    for index, (who, side, partner, alone) in enumerate(
         (
             ("raw", board.target, board.partner, matches.raw_alone),
             ("base", board.golden, board.back, matches.base_alone),
         )
     ):
         ops = side.run.table["op"]
-        fused = {ops[row] for rows in matches.groups.values() for row in rows[at]}
+        fused = {ops[row] for rows in matches.groups.values() for row in rows[index]}
         for op, other in enumerate(partner):
             if side.direction[op] == FORWARD and op not in fused:
                 if other == NONE:

@@ -64,17 +64,17 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
     if not ignored_only:
         alone |= {id(api.layer) for api in layer_map.apis}
         alone |= {id(layer) for group in layer_map.groups for layer in (*group.first, *group.second)}
-    found: set[str] = set()
+    left_out: set[str] = set()
     below: list[str] = []
     for path, layer in adapter_of(model).modules(model):
         if any(not outer or path.startswith(f"{outer}.") for outer in below):
-            found.add(path)
+            left_out.add(path)
         elif id(layer) in alone or layer_map.is_ignored_inside(layer):
             below.append(path)
-            found.add(path)
+            left_out.add(path)
         elif layer_map.is_ignored(layer):
-            found.add(path)
-    return found
+            left_out.add(path)
+    return left_out
 
 
 # Models of one shape: every layer with weights has its like at the same path, and one rule for each pair of classes.
@@ -121,7 +121,7 @@ def copy_plain(target: Any, source: Any) -> bool:
 
 def _holding(adapter: Adapter, model: Any) -> Holding | None:
     """None where one layer is in two places."""
-    found: Holding = {}
+    holding: Holding = {}
     seen: set[int] = set()
     todo = [("", model)]
     while todo:
@@ -131,14 +131,14 @@ def _holding(adapter: Adapter, model: Any) -> Holding | None:
         seen.add(id(module))
         own = adapter.weights(module)
         if own:
-            found[front] = module, own
+            holding[front] = module, own
         todo += [(f"{front}{name}.", child) for name, child in adapter.children(module).items()]
-    return found
+    return holding
 
 
 def _copies(adapters: tuple[Adapter, Adapter], target: Holding, source: Holding) -> list[Copy] | None:
     plans: dict[tuple[type, type], Plan | None] = {}
-    found: list[Copy] = []
+    copies: list[Copy] = []
     for path, (here, own) in target.items():
         there, partners = source[path]
         kinds = type(here), type(there)
@@ -147,14 +147,14 @@ def _copies(adapters: tuple[Adapter, Adapter], target: Holding, source: Holding)
         plan = plans[kinds]
         if plan is None or len(own) != len(partners):
             return None
-        before = len(found)
+        before = len(copies)
         for place, other_place, view, other_view in plan:
             wanted, offered = own.get(place), partners.get(other_place)
             if wanted is not None and offered is not None:
-                found.append((wanted, offered, view, other_view))
-        if len(found) - before != len(own):
+                copies.append((wanted, offered, view, other_view))
+        if len(copies) - before != len(own):
             return None
-    return found
+    return copies
 
 
 def _plan(target: Layout | None, source: Layout | None) -> Plan | None:

@@ -129,19 +129,19 @@ def _alone(works: list[tuple[Work, Layer]], model: Any, left_out: Collection[str
     for work, layer in works:
         whole = work.special or work.without_rule
         spoken |= {held.key for held in (held_below(layer.module) if whole else [s.held for s in layer.weights])}
-    found = []
+    alone = []
     for held in held_below(model):
         path = held.name.rpartition(".")[0]
         if not held.is_buffer and held.key not in spoken and path not in left_out:
             layer = layer_at(submodule(model, path), path)
-            found.append((layer, next(slot for slot in layer.weights if slot.held.key == held.key)))
+            alone.append((layer, next(slot for slot in layer.weights if slot.held.key == held.key)))
             spoken.add(held.key)
-    return found
+    return alone
 
 
 def _assignments(matches: list[Match]) -> _Filled:
     """For each tensor of the target what goes into it; tied weights are one tensor."""
-    found: _Filled = {}
+    filled: _Filled = {}
     seen: set[object] = set()
     for match in matches:
         given: list[tuple[Slot, _Value]] = [*match.copies, *match.fills]
@@ -149,8 +149,8 @@ def _assignments(matches: list[Match]) -> _Filled:
             mark = (wanted.seen, value.seen if isinstance(value, Slot) else value)
             if mark not in seen:
                 seen.add(mark)
-                found.setdefault(wanted.held.key, (wanted.held, []))[1].append((wanted, value))
-    return found
+                filled.setdefault(wanted.held.key, (wanted.held, []))[1].append((wanted, value))
+    return filled
 
 
 def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Any, source: Any) -> Array:
@@ -189,7 +189,7 @@ def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Any, source: An
 def _run_special(works: list[Work]) -> None:
     """The user's own rules; what they wrote is taken back when one of them fails."""
     special = [(work.special, work.target.module, work.source.module) for work in works if work.special]
-    held = [(adapter_of(module), one.tensor) for _, module, _ in special for one in held_below(module)]
+    held = [(adapter_of(module), weight.tensor) for _, module, _ in special for weight in held_below(module)]
     before = [(adapter, tensor, np.array(adapter.read(tensor))) for adapter, tensor in held]
     try:
         for function, module, partner in special:
@@ -248,25 +248,25 @@ def match_group(target: Any, source: Any, group: Group) -> Match | None:
         copies = _thirds(wanted, offered) or [(part, third) for third, part in _thirds(offered, wanted)]
     if copies and not (across and any(_may_be_turned(*pair) for pair in copies)):
         return Match(copies=copies)
-    ones, others = (" + ".join(type(layer).__name__ for layer in side) for side in members)
+    wanted_names, offered_names = (" + ".join(type(layer).__name__ for layer in side) for side in members)
     shapes = [", ".join(str(list(slot.shape)) for slot in slots) or "none" for slots in (wanted, offered)]
     return Match(
         notices=[
-            f"the group {ones} and {others} keeps the weights it has: they do not pair up in order ({shapes[0]} against"
-            f" {shapes[1]}); set them yourself, or put each side into a module of its own, map the two and register a"
-            " rule for them with add_special_init"
+            f"the group {wanted_names} and {offered_names} keeps the weights it has: they do not pair up in order"
+            f" ({shapes[0]} against {shapes[1]}); set them yourself, or put each side into a module of its own, map the"
+            " two and register a rule for them with add_special_init"
         ]
     )
 
 
 def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
     """One layer that holds three others, q, k and v say, one after the other: each third with its part."""
-    found = []
+    pairs = []
     for slot in whole:
         names = [part for part in parts if part.name == slot.name]
-        found += [(replace(slot, view=replace(slot.view, third=index)), part) for index, part in enumerate(names)]
-    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
-    return found if len(found) == len(parts) == 3 * len(whole) and fits else []
+        pairs += [(replace(slot, view=replace(slot.view, third=index)), part) for index, part in enumerate(names)]
+    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in pairs)
+    return pairs if len(pairs) == len(parts) == 3 * len(whole) and fits else []
 
 
 def _may_be_turned(wanted: Slot, offered: Slot) -> bool:

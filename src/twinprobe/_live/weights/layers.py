@@ -90,22 +90,22 @@ def joined(*names: str) -> str:
 
 def submodule(model: Any, path: str) -> Any:
     """The module at a dotted path; the empty path is the model itself."""
-    adapter, found = adapter_of(model), model
+    adapter, module = adapter_of(model), model
     for name in path.split(".") if path else ():
-        children = adapter.children(found)
+        children = adapter.children(module)
         if name not in children:
             raise BadInput(
-                f"{type(model).__name__} has no module {path!r}: {type(found).__name__} holds"
+                f"{type(model).__name__} has no module {path!r}: {type(module).__name__} holds"
                 f" {', '.join(children) or 'no modules'}, not {name!r}"
             )
-        found = children[name]
-    return found
+        module = children[name]
+    return module
 
 
 def held_below(module: Any, path: str = "", *, deep: bool = True) -> list[Held]:
     """Parameters and buffers of a module, its own first, each under its full name."""
     adapter, front = adapter_of(module), f"{path}." if path else ""
-    found = [
+    held = [
         Held(
             front + name, tensor, adapter.shape(tensor), adapter.key(tensor), adapter.trainable(tensor),
             adapter.is_buffer(module, name),
@@ -114,8 +114,8 @@ def held_below(module: Any, path: str = "", *, deep: bool = True) -> list[Held]:
     ]  # fmt: skip
     if deep:
         for name, child in adapter.children(module).items():
-            found += held_below(child, front + name)
-    return found
+            held += held_below(child, front + name)
+    return held
 
 
 def layer_at(module: Any, path: str, layout: Layout | None = None) -> Layer:
@@ -152,9 +152,9 @@ def _raw_slots(held: list[Held], path: str) -> dict[str, Slot]:
 def _slots(module: Any, path: str, layout: Layout, held: dict[str, Held]) -> dict[str, Slot]:
     slots = {}
     for part in layout.parts:
-        found = held.get(joined(path, part.place))
-        if found is not None:
-            slots[part.name] = Slot(part.name, found, part.view, part.neutral)
+        weight = held.get(joined(path, part.place))
+        if weight is not None:
+            slots[part.name] = Slot(part.name, weight, part.view, part.neutral)
     adapter = adapter_of(module)
     for name, place in layout.nested.items():
         below = module
@@ -183,13 +183,13 @@ def own_attention(module: Any) -> Layout | None:
     adapter = adapter_of(module)
     children = adapter.children(module)
     with_weights = {name for name, child in children.items() if adapter.weights(child) or adapter.children(child)}
-    found = {}
+    projections = {}
     for role, names in _NAMES.items():
         name = next((candidate for candidate in names if candidate in with_weights), None)
         layout = None if name is None else adapter.layout(children[name])
         if name is None or layout is None or layout.family != "linear":
             return None
-        found[role] = name
-    if adapter.weights(module) or with_weights != set(found.values()):
+        projections[role] = name
+    if adapter.weights(module) or with_weights != set(projections.values()):
         return None
-    return separate_attention(**found)
+    return separate_attention(**projections)

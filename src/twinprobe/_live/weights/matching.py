@@ -238,14 +238,14 @@ class Work:
 def works_of(target: Any, source: Any, pairs: Iterable[Paths], mapped: Collection[Paths] | None) -> list[Work]:
     """One work for each pair that no other pair speaks for, in the order given."""
     wanted = list(dict.fromkeys(pairs))
-    around = tuple({outer for pair in wanted for outer in _around(pair[at])} for at in (0, 1))
+    around = tuple({outer for pair in wanted for outer in _around(pair[side])} for side in (0, 1))
     works: dict[Paths, Work] = {}
     closed: tuple[set[str], set[str]] = (set(), set())
     # From the outside in: a rule for a whole module speaks for everything below it.
     for paths in sorted(wanted, key=lambda pair: (len(_around(pair[0])), len(_around(pair[1])))):
-        if any(closed[at] and closed[at].intersection(_around(paths[at])) for at in (0, 1)):
+        if any(closed[side] and closed[side].intersection(_around(paths[side])) for side in (0, 1)):
             continue
-        below = any(paths[at] in around[at] for at in (0, 1))
+        below = any(paths[side] in around[side] for side in (0, 1))
         work = works[paths] = _work(target, source, paths, mapped, below=below)
         if work.special is not None or work.without_rule or work.target.whole:
             closed[0].add(paths[0])
@@ -255,11 +255,11 @@ def works_of(target: Any, source: Any, pairs: Iterable[Paths], mapped: Collectio
 
 def _around(path: str) -> list[str]:
     """The paths of all modules that a module lies in, the model last."""
-    found: list[str] = []
+    outer: list[str] = []
     while path:
         path = path.rpartition(".")[0]
-        found.append(path)
-    return found
+        outer.append(path)
+    return outer
 
 
 def _work(target: Any, source: Any, paths: Paths, mapped: Collection[Paths] | None, *, below: bool) -> Work:
@@ -370,15 +370,15 @@ def has_rules() -> bool:
 
 def special_init(target: Any, source: Any) -> Init | None:
     """The rule for two layers: the one nearest in the class hierarchies, the newest of several."""
-    found: list[tuple[int, int, Init]] = []
+    rules: list[tuple[int, int, Init]] = []
     for age, (target_framework, target_class, source_framework, source_class, function) in enumerate(_RULES):
         distance = (
             _distance(target, target_class, target_framework),
             _distance(source, source_class, source_framework),
         )
         if None not in distance:
-            found.append((sum(filter(None, distance)), -age, function))
-    return min(found, key=lambda rule: rule[:2])[2] if found else None
+            rules.append((sum(filter(None, distance)), -age, function))
+    return min(rules, key=lambda rule: rule[:2])[2] if rules else None
 
 
 def _distance(layer: Any, named: Named, framework: str | None) -> int | None:

@@ -73,10 +73,6 @@ class UrlName:
         return path
 
     @property
-    def protocol(self) -> str:
-        return self._protocol
-
-    @property
     def inner(self) -> str:
         """The path as the file system of fsspec takes it."""
         return self._inner
@@ -142,7 +138,7 @@ class UrlName:
 def _arrived(kind: type[UrlName], own: tuple[Any, ...], sender: int) -> UrlName:
     """A path that was sent here; what is in one process's memory cannot be reached from another."""
     path = kind(*own)
-    if path.protocol == "memory" and sender != os.getpid():
+    if path._protocol == "memory" and sender != os.getpid():
         raise BadInput("is in the memory of one process, which others cannot read", where=str(path),
                        hint="use --engine inline")  # fmt: skip
     return path

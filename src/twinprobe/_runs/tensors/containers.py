@@ -69,30 +69,30 @@ def tensors_in(path: Path) -> dict[str, Stored]:
 def _tensors(path: Path, _size: int, _changed: int) -> dict[str, Stored]:
     data, suffix = contents(path), path.suffix.lower()
     head = data[:2]
-    found: Iterable[tuple[str, Stored]]
+    tensors: Iterable[tuple[str, Stored]]
     if path.name == DISTRIBUTED:
-        found = _distributed(path, _held(data))
+        tensors = _distributed(path, _held(data))
     elif suffix in (".safetensors", ".tensors"):
-        found = _safetensors(data)
+        tensors = _safetensors(data)
     elif suffix == ".pb":
-        found = _onnx(data)
+        tensors = _onnx(data)
     elif head == MAGIC[:2]:
         dtype, shape = _npy_head(data[: 1 << 16], len(data))
-        found = [("", Stored(dtype, shape, lambda: read_npy(data)))]
+        tensors = [("", Stored(dtype, shape, lambda: read_npy(data)))]
     elif head == b"PK":
-        found = _npz(data) if suffix == ".npz" else _described(read_state(data))
+        tensors = _npz(data) if suffix == ".npz" else _described(read_state(data))
     elif is_old_state(data):
-        found = _described(read_old_state(_held(data)))
+        tensors = _described(read_old_state(_held(data)))
     elif head[:1] == b"\x80":
-        found = _arrays(_held(data))
+        tensors = _arrays(_held(data))
     elif suffix == ".ckpt":
-        found = _mindspore(data)
+        tensors = _mindspore(data)
     else:
         raise DamagedTensor(
             "is no checkpoint that can be read",
             hint="known are safetensors, npy, npz, and what torch, MindSpore and Paddle save",
         )
-    return dict(found)
+    return dict(tensors)
 
 
 def _held(data: Contents) -> bytes:
@@ -167,18 +167,22 @@ def _reading(data: Contents, dtype: str, shape: tuple[int, ...], start: int) -> 
 
 def safetensors_bytes(tensors: dict[str, HostTensor]) -> Iterator[bytes]:
     """The file that holds these tensors, piece by piece."""
-    names = {ours: theirs for theirs, ours in SAFETENSORS.items()}
+    names = {dtype: code for code, dtype in SAFETENSORS.items()}
     header: dict[str, Any] = {}
-    at = 0
-    for name, one in tensors.items():
-        size = int(one.data.nbytes)
-        header[name] = {"dtype": names[one.dtype], "shape": list(one.shape), "data_offsets": [at, at + size]}
-        at += size
+    start = 0
+    for name, tensor in tensors.items():
+        size = int(tensor.data.nbytes)
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, start + size],
+        }
+        start += size
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for one in tensors.values():
-        yield np.ascontiguousarray(one.data).tobytes()
+    for tensor in tensors.values():
+        yield np.ascontiguousarray(tensor.data).tobytes()
 
 
 # npz: a zip of npy files.
@@ -280,8 +284,8 @@ def _attributes(value: object) -> dict[Any, Any]:
 def _properties(value: object) -> str:
     """The dtype among the properties of a tensor, which are a tuple or, by newer versions, attributes."""
     state = value.state if isinstance(value, Opaque) else None
-    found = state[0] if isinstance(state, tuple) and state else _attributes(value).get("dtype")
-    return found.name.rpartition(".")[2] if isinstance(found, Global) else ""
+    dtype = state[0] if isinstance(state, tuple) and state else _attributes(value).get("dtype")
+    return dtype.name.rpartition(".")[2] if isinstance(dtype, Global) else ""
 
 
 def _assembling(
@@ -304,8 +308,8 @@ def _assembling(
         for offset, piece in pieces:
             if len(offset) != len(shape) or any(o + n > s for o, n, s in zip(offset, piece.shape, shape, strict=True)):
                 raise DamagedTensor("places a part of this tensor outside of it")
-            at = tuple(slice(o, o + n) for o, n in zip(offset, piece.shape, strict=True))
-            whole[at] = piece.data.reshape(piece.shape)
+            region = tuple(slice(o, o + n) for o, n in zip(offset, piece.shape, strict=True))
+            whole[region] = piece.data.reshape(piece.shape)
         return HostTensor(dtype, shape, whole.reshape(-1))
 
     return read
@@ -380,14 +384,14 @@ def _mindspore_value(data: Contents, start: int, end: int) -> tuple[str, tuple[s
         elif (number, wire) == (2, _BYTES):
             shape: list[int] = []
             dtype, begin, stop = "", first, first
-            for inner, kind, one, two in _fields(data, first, last):
+            for inner, kind, value_first, value_last in _fields(data, first, last):
                 if inner == 1:
-                    shape += [one] if kind == _VARINT else _varints(data, one, two)
+                    shape += [value_first] if kind == _VARINT else _varints(data, value_first, value_last)
                 elif inner == 2 and kind == _BYTES:
-                    word = _short_text(data, one, two).lower()
+                    word = _short_text(data, value_first, value_last).lower()
                     dtype = SYNONYMS.get(word, word)
                 elif inner == 3 and kind == _BYTES:
-                    begin, stop = one, two
+                    begin, stop = value_first, value_last
                 if len(shape) > MOST_DIMENSIONS:
                     raise DamagedTensor("holds a tensor of more dimensions than there are")
             piece = dtype, tuple(shape), begin, stop
@@ -400,36 +404,36 @@ def _short_text(data: Contents, start: int, end: int) -> str:
     return data[start:end].decode("utf-8", "backslashreplace")
 
 
-def _fields(data: Contents, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(data: Contents, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """The fields of a message: number, kind, and the value of a number or where the bytes lie."""
-    while at < end:
-        key, at = _varint(data, at, end)
+    while position < end:
+        key, position = _varint(data, position, end)
         number, wire = key >> 3, key & 7
         if wire == _VARINT:
-            value, at = _varint(data, at, end)
+            value, position = _varint(data, position, end)
             yield number, wire, value, value
         elif wire == _BYTES:
-            length, at = _varint(data, at, end)
-            if length > end - at:
-                raise DamagedTensor(f"claims {length} bytes where {end - at} are left")
-            yield number, wire, at, at + length
-            at += length
+            length, position = _varint(data, position, end)
+            if length > end - position:
+                raise DamagedTensor(f"claims {length} bytes where {end - position} are left")
+            yield number, wire, position, position + length
+            position += length
         elif wire in _SKIPPED:
-            at += _SKIPPED[wire]
+            position += _SKIPPED[wire]
         else:
             raise DamagedTensor("is no checkpoint of MindSpore")
 
 
-def _varint(data: Contents, at: int, end: int) -> tuple[int, int]:
+def _varint(data: Contents, position: int, end: int) -> tuple[int, int]:
     value = 0
-    for shift, octet in enumerate(data[at : min(at + 10, end)]):
+    for shift, octet in enumerate(data[position : min(position + 10, end)]):
         value |= (octet & 127) << (7 * shift)
         if octet < 128:
-            return value, at + shift + 1
+            return value, position + shift + 1
     raise DamagedTensor("is cut off, or no checkpoint of MindSpore")
 
 
-def _varints(data: Contents, at: int, end: int) -> Iterator[int]:
-    while at < end:
-        value, at = _varint(data, at, end)
+def _varints(data: Contents, position: int, end: int) -> Iterator[int]:
+    while position < end:
+        value, position = _varint(data, position, end)
         yield value

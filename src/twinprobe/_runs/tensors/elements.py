@@ -176,8 +176,8 @@ def elements(data: Contents, dtype: np.dtype[Any], count: int, start: int, *, wh
     """``count`` elements from the byte ``start`` on; of a large file FileElements, unless they are wanted whole."""
     if isinstance(data, LocalContents) and not whole and count * dtype.itemsize > (data.at_once or LARGEST_READ):
         return cast("NDArray[Any]", FileElements(data, dtype, count, start))
-    base, at = stretch(data, start, count * dtype.itemsize, whole=whole)
-    return np.frombuffer(base, dtype, count, at)
+    base, offset = stretch(data, start, count * dtype.itemsize, whole=whole)
+    return np.frombuffer(base, dtype, count, offset)
 
 
 # The elements of a file that is too large to hold: an array whose slices are read when they are asked for.
@@ -217,14 +217,14 @@ class FileElements:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice) and at.step in (None, 1):
-            start, stop, _ = at.indices(self.size)
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice) and index.step in (None, 1):
+            start, stop, _ = index.indices(self.size)
             return self._read(start, max(start, stop))
-        if isinstance(at, int | np.integer):
-            place = range(self.size)[int(at)]
+        if isinstance(index, int | np.integer):
+            place = range(self.size)[int(index)]
             return self._read(place, place + 1)[0]
-        return self.whole()[at]
+        return self.whole()[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         whole = self.whole()
@@ -269,18 +269,18 @@ class JoinedElements(FileElements):
             return self._in_one_row(start, stop)
         first, last = start // row, -(-stop // row)
         out = whole_buffers.take((last - first) * row * self.dtype.itemsize).view(self.dtype).reshape(last - first, row)
-        at = 0
+        position = 0
         for part, width in zip(self._parts, self._widths, strict=True):
-            out[:, at : at + width] = part[first * width : last * width].reshape(last - first, width)
-            at += width
+            out[:, position : position + width] = part[first * width : last * width].reshape(last - first, width)
+            position += width
         return out.reshape(-1)[start - first * row : stop - first * row]
 
     def _in_one_row(self, start: int, stop: int) -> NDArray[Any]:
-        found, at = [], 0
+        found, position = [], 0
         for part, width in zip(self._parts, self._widths, strict=True):
-            if at < stop and start < at + width:
-                found.append(part[max(start - at, 0) : min(stop - at, width)])
-            at += width
+            if position < stop and start < position + width:
+                found.append(part[max(start - position, 0) : min(stop - position, width)])
+            position += width
         if len(found) == 1:
             return found[0]
         return np.concatenate(found) if found else np.empty(0, self.dtype)
@@ -302,13 +302,13 @@ class GatheredElements(FileElements):
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         found = []
-        at = int(np.searchsorted(self._ends, start, side="right"))
+        position = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            begin = int(self._ends[at - 1]) if at else 0
-            end = min(int(self._ends[at]), stop)
-            first = int(self._first[at]) - begin
-            found.append(self._parts[int(self._of[at])][first + start : first + end])
-            start, at = end, at + 1
+            begin = int(self._ends[position - 1]) if position else 0
+            end = min(int(self._ends[position]), stop)
+            first = int(self._first[position]) - begin
+            found.append(self._parts[int(self._of[position])][first + start : first + end])
+            start, position = end, position + 1
         return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, self.dtype)
 
 
@@ -325,8 +325,8 @@ def in_order(read: Read, axes: Axes, stored: np.dtype[Any]) -> NDArray[Any]:
     """The elements of a strided view as a new C-ordered array in the machine's byte order."""
     out = np.empty(tuple(n for n, _ in axes), stored.newbyteorder("="))
     strides = tuple(step for _, step in axes)
-    for at, start, length in _pieces(axes, stored.itemsize):
-        part: NDArray[Any] = out[at] if at else out
+    for region, start, length in _pieces(axes, stored.itemsize):
+        part: NDArray[Any] = out[region] if region else out
         base, first = read(start, length)
         part[...] = np.ndarray(part.shape, stored, buffer=base, offset=first, strides=strides)
     return out
@@ -334,17 +334,17 @@ def in_order(read: Read, axes: Axes, stored: np.dtype[Any]) -> NDArray[Any]:
 
 def _pieces(axes: Axes, width: int) -> Iterator[tuple[tuple[slice, ...], int, int]]:
     """Parts of the array with the stretches of the file that hold them, along the axis with the longest steps."""
-    longest = max(range(len(axes)), key=lambda at: axes[at][1], default=None)
+    longest = max(range(len(axes)), key=lambda axis: axes[axis][1], default=None)
     if longest is None:
         yield (), 0, width
         return
     count, step = axes[longest]
-    rest = width + sum((n - 1) * other for at, (n, other) in enumerate(axes) if at != longest)
+    rest = width + sum((n - 1) * other for axis, (n, other) in enumerate(axes) if axis != longest)
     # Where one place reaches far into the next ones, much is read twice; not more than a quarter of all.
     at_once = max(1, (max(PIECE, 4 * rest) - rest) // step) if step else count
     for first in range(0, count, at_once):
         last = min(first + at_once, count)
-        index = tuple(slice(first, last) if at == longest else slice(None) for at in range(len(axes)))
+        index = tuple(slice(first, last) if axis == longest else slice(None) for axis in range(len(axes)))
         yield index, first * step, (last - first - 1) * step + rest
 
 

@@ -73,14 +73,14 @@ def open_weights(path: Path) -> Content:
     """A checkpoint as the content of a run: a row for each tensor."""
     shards = _shards(path) if path.is_dir() else []
     if shards:
-        rows = ((f"{file.parent.name}.{name}", f"{file.parent.name}/{file.name}{MARK}{name}", one)
-                for file in shards for name, one in tensors_in(file).items())  # fmt: skip
+        rows = ((f"{file.parent.name}.{name}", f"{file.parent.name}/{file.name}{MARK}{name}", stored)
+                for file in shards for name, stored in tensors_in(file).items())  # fmt: skip
         return _content(path / shards[0].name, rows, weights=True)
     if path.is_dir():
         path = _index_in(path) or path / DISTRIBUTED
     if path.name.endswith(INDEX):
         return _content(path, _sharded(path), weights=True)
-    rows = ((name, f"{path.name}{MARK}{name}", one) for name, one in tensors_in(path).items())
+    rows = ((name, f"{path.name}{MARK}{name}", stored) for name, stored in tensors_in(path).items())
     return _content(path, rows, weights=True)
 
 
@@ -97,16 +97,16 @@ def _content(
 ) -> Content:
     builder = TableBuilder()
     ops: dict[str, None] = {}
-    found = list(rows)
-    is_small = sum(one.size for *_, one in found) <= _SMALL
-    for name, locator, one in found:
+    tensors = list(rows)
+    is_small = sum(stored.size for *_, stored in tensors) <= _SMALL
+    for name, locator, stored in tensors:
         shown = name
         while shown in ops:
             shown += "'"
-        leaf = Leaf("Tensor", one.dtype, list(one.shape))
+        leaf = Leaf("Tensor", stored.dtype, list(stored.shape))
         if is_small:
             with suppress(DamagedTensor, OSError):  # a comparison says which tensor cannot be read
-                leaf = measured(one.read())
+                leaf = measured(stored.read())
         leaf.data_name = locator
         leaf = settle(leaf, "")
         builder.add(len(ops), PARAMETER if weights else POINT, shown, leaf)
@@ -142,51 +142,51 @@ def _sharded(index: Path) -> Iterator[tuple[str, str, Stored]]:
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise BadInput(f"is no index of a checkpoint: {str(error)[:200]}", where=index) from error
     for name, file in listed.items():
-        found = tensors_in(inside(index.parent, file)).get(name)
-        if found is None:
+        stored = tensors_in(inside(index.parent, file)).get(name)
+        if stored is None:
             raise DamagedTensor(f"is said to hold {name[:200]!r} and does not", where=index.parent / file)
-        yield name, f"{file}{MARK}{name}", found
+        yield name, f"{file}{MARK}{name}", stored
 
 
 def _listed(files: list[Path], *, alone: bool) -> Iterator[tuple[str, str, Stored]]:
     for file in files:
-        for key, one in tensors_in(file).items():
+        for key, stored in tensors_in(file).items():
             named = ".".join(part for part in ("" if alone and key else file.stem, key) if part)
-            yield named, f"{file.name}{MARK}{key}", one
+            yield named, f"{file.name}{MARK}{key}", stored
 
 
 def _dumped(files: list[Path]) -> Iterator[tuple[str, str, Stored]]:
     """SGLang's files: ``forward_pass_id=1___rank=0___name=layer_0___dump_index=7.pt``, in the order of the dump."""
-    facts = [({found["key"]: found["value"] for found in _FACTS.finditer(file.stem)}, file) for file in files]
+    facts = [({match["key"]: match["value"] for match in _FACTS.finditer(file.stem)}, file) for file in files]
     varying = [key for key in facts[0][0] if key not in _TAKEN and len({known.get(key) for known, _ in facts}) > 1]
 
-    def order(one: tuple[dict[str, str], Path]) -> tuple[int, list[Any]]:
-        at = one[0].get(_ORDER, "")
-        return (int(at) if at.isdecimal() and len(at) < 19 else 0), _by_numbers(one[1])
+    def order(stored: tuple[dict[str, str], Path]) -> tuple[int, list[Any]]:
+        number = stored[0].get(_ORDER, "")
+        return (int(number) if number.isdecimal() and len(number) < 19 else 0), _by_numbers(stored[1])
 
     seen: dict[str, int] = {}
     for known, file in sorted(facts, key=order):
         name = ".".join([*(f"{key}{known.get(key, '')}" for key in varying), known.get("name", file.stem)])
         seen[name] = seen.get(name, -1) + 1
         shown = f"{name}.{seen[name]}" if seen[name] else name
-        for key, one in tensors_in(file).items():
+        for key, stored in tensors_in(file).items():
             inner = "" if key in ("", "value") else f".{key}"
-            yield shown + inner, f"{file.name}{MARK}{key}", one
+            yield shown + inner, f"{file.name}{MARK}{key}", stored
 
 
 def _shards(folder: Path) -> list[Path]:
     """The files of Megatron's tensor-parallel ranks: one in each folder ``mp_rank_00`` ..., in the order of ranks."""
     with scan(folder) as entries:
         names = sorted(entry.name for entry in entries if SHARD.fullmatch(entry.name) and entry.is_dir())
-    found = [[file for file in _files(folder / name) if _suffix(file.name) in WEIGHTS] for name in names]
+    shards = [[file for file in _files(folder / name) if _suffix(file.name) in WEIGHTS] for name in names]
     return [min(files, key=lambda file: ("optim" in file.name and "model" not in file.name, file.name))
-            for files in found if files]  # fmt: skip
+            for files in shards if files]  # fmt: skip
 
 
 def _index_in(folder: Path) -> Path | None:
     with scan(folder) as entries:
-        found = sorted(entry.name for entry in entries if entry.name.endswith(INDEX) and not entry.is_dir())
-    return folder / found[0] if found else None
+        names = sorted(entry.name for entry in entries if entry.name.endswith(INDEX) and not entry.is_dir())
+    return folder / names[0] if names else None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -210,7 +210,7 @@ def _by_numbers(path: Path) -> list[Any]:
 
 def keep_arrays(arrays: Mapping[str, Any], *, weights: bool = False) -> Path:
     """Write arrays of numpy, torch, jax or whatever speaks DLPack to a new temporary file; returns its path."""
-    tensors = {str(name): host_tensor(str(name), one) for name, one in arrays.items()}
+    tensors = {str(name): host_tensor(str(name), array) for name, array in arrays.items()}
     if not tensors:
         raise NothingToCompare("the dictionary holds no arrays: nothing to compare")
     path = Path(mkdtemp(prefix="twinprobe-")) / f"arrays{'.safetensors' if weights else '.tensors'}"

@@ -78,21 +78,21 @@ def _header(data: Contents) -> tuple[dict[str, str], int]:
 
 
 def _items(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    at = 0
-    while at < len(text):
-        match = _ITEM.match(text, at)
-        if match is None or match["key"] in found:
-            raise DamagedTensor(f"has a damaged npy header, at {text[at : at + 40]!r}")
-        found[match["key"]] = match["value"]
+    items: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        match = _ITEM.match(text, position)
+        if match is None or match["key"] in items:
+            raise DamagedTensor(f"has a damaged npy header, at {text[position : position + 40]!r}")
+        items[match["key"]] = match["value"]
         if match["value"] == "[":
             raise DamagedTensor("holds records (a structured dtype), not a tensor")
-        at = match.end()
-        if not match["next"] and at < len(text):
-            raise DamagedTensor(f"has a damaged npy header, at {text[at : at + 40]!r}")
-    if len(found) != 3 or found["fortran_order"] not in ("True", "False") or found["shape"][0] != "(":
+        position = match.end()
+        if not match["next"] and position < len(text):
+            raise DamagedTensor(f"has a damaged npy header, at {text[position : position + 40]!r}")
+    if len(items) != 3 or items["fortran_order"] not in ("True", "False") or items["shape"][0] != "(":
         raise DamagedTensor("has a damaged npy header: descr, fortran_order and shape are needed")
-    return found
+    return items
 
 
 def _dtype(descr: str) -> tuple[str, np.dtype[Any]]:
@@ -121,4 +121,4 @@ def _c_ordered(data: Contents, stored: np.dtype[Any], lengths: tuple[int, ...], 
         raise DamagedTensor(f"has {len(lengths)} dimensions in Fortran order, more than are supported")
     steps = accumulate(lengths[:-1], mul, initial=stored.itemsize)
     axes = list(zip(lengths, steps, strict=True))
-    return in_order(lambda at, length: stretch(data, start + at, length), axes, stored).reshape(-1)
+    return in_order(lambda offset, length: stretch(data, start + offset, length), axes, stored).reshape(-1)

@@ -227,11 +227,11 @@ _usual = lru_cache(maxsize=1024)(_described)
 class Machine:
     """A stack, the positions of the marks in it, and a memo: all that these opcodes need."""
 
-    __slots__ = ("at", "data", "find", "left", "marks", "memo", "stack", "steps")
+    __slots__ = ("data", "find", "left", "marks", "memo", "position", "stack", "steps")
 
-    def __init__(self, data: bytes, at: int = 0) -> None:
+    def __init__(self, data: bytes, position: int = 0) -> None:
         self.data = data
-        self.at = at
+        self.position = position
         self.steps = STEPS
         self.find: Callable[[str, str], object] = allowed_global
         self.left = 1 << 62  # bytes of memory that objects may take; a pickle of one tensor is too short to take many
@@ -241,9 +241,9 @@ class Machine:
 
     def run(self) -> object:
         data, length = self.data, len(self.data)
-        while self.at < length:
-            code = data[self.at]
-            self.at += 1
+        while self.position < length:
+            code = data[self.position]
+            self.position += 1
             if code == _STOP:
                 return self.pop()
             step = self.steps.get(code)
@@ -260,21 +260,23 @@ class Machine:
         raise DamagedTensor("holds a pickle that is cut off")
 
     def take(self, count: int) -> bytes:
-        end = self.at + count
+        end = self.position + count
         if end > len(self.data):
-            raise DamagedTensor(f"holds a pickle that claims {count} bytes where {len(self.data) - self.at} are left")
-        taken = self.data[self.at : end]
-        self.at = end
+            raise DamagedTensor(
+                f"holds a pickle that claims {count} bytes where {len(self.data) - self.position} are left"
+            )
+        taken = self.data[self.position : end]
+        self.position = end
         return taken
 
     def number(self, width: int) -> int:
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> str:
-        end = self.data.find(b"\n", self.at)
+        end = self.data.find(b"\n", self.position)
         if end < 0:
             raise DamagedTensor("holds a pickle that is cut off")
-        return _text(self.take(end + 1 - self.at)[:-1])
+        return _text(self.take(end + 1 - self.position)[:-1])
 
     def pop(self) -> object:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
@@ -315,7 +317,7 @@ def _proto(machine: Machine) -> None:
 
 def _frame(machine: Machine) -> None:
     length = machine.number(8)
-    if length > len(machine.data) - machine.at:
+    if length > len(machine.data) - machine.position:
         raise DamagedTensor(f"holds a pickle with a frame of {length} bytes, longer than itself")
 
 

@@ -72,32 +72,32 @@ def zip_members(
 class _Window:
     """The contents as a file object that refuses to hand out more at once than any sound directory is long."""
 
-    __slots__ = ("at", "data", "longest")
+    __slots__ = ("data", "longest", "position")
 
     def __init__(self, data: Contents, longest: int) -> None:
         self.data = data
-        self.at = 0
+        self.position = 0
         self.longest = longest
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        at = offset + (0, self.at, len(self.data))[whence]
-        if at < 0:
+        position = offset + (0, self.position, len(self.data))[whence]
+        if position < 0:
             raise OSError("before the beginning")  # zipfile takes this for "no such record"
-        self.at = at
-        return at
+        self.position = position
+        return position
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def seekable(self) -> bool:
         return True
 
     def read(self, count: int = -1) -> bytes:
-        end = len(self.data) if count < 0 else min(self.at + count, len(self.data))
-        if end - self.at > self.longest:
-            raise DamagedTensor(f"has a zip directory of {end - self.at} bytes, too long for one tensor")
-        piece = self.data[self.at : end]
-        self.at += len(piece)
+        end = len(self.data) if count < 0 else min(self.position + count, len(self.data))
+        if end - self.position > self.longest:
+            raise DamagedTensor(f"has a zip directory of {end - self.position} bytes, too long for one tensor")
+        piece = self.data[self.position : end]
+        self.position += len(piece)
         return piece
 
 
@@ -205,9 +205,9 @@ def read_old_state(data: bytes) -> State:
         part, place = pickled_state(data, place)
         parts.append(part)
     state, keys = parts[3:]
-    found = tensors_of(state)
-    widths = {one.storage.key: WIDTHS[one.storage.dtype or "uint8"] for one in found.values()
-              if isinstance(one, TensorRecord)}  # fmt: skip
+    records = tensors_of(state)
+    widths = {record.storage.key: WIDTHS[record.storage.dtype or "uint8"] for record in records.values()
+              if isinstance(record, TensorRecord)}  # fmt: skip
     storages: dict[str, Member] = {}
     for key in keys if isinstance(keys, list) else ():
         count = int.from_bytes(data[place : place + 8], "little")
@@ -216,11 +216,11 @@ def read_old_state(data: bytes) -> State:
             raise DamagedTensor("ends before its last tensor, or holds one that it does not describe")
         storages[key] = Member(place, place + 8, place + 8 + size, size, deflated=False)
         place += 8 + size
-    return _readable(data, found, storages, swapped=False)
+    return _readable(data, records, storages, swapped=False)
 
 
 def _readable(
-    data: Contents, found: dict[str, TensorRecord | ArrayRecord], storages: dict[str, Member], *, swapped: bool
+    data: Contents, records: dict[str, TensorRecord | ArrayRecord], storages: dict[str, Member], *, swapped: bool
 ) -> State:
     def reading(record: TensorRecord) -> Callable[[], HostTensor]:
         def read() -> HostTensor:
@@ -231,7 +231,7 @@ def _readable(
 
         return read
 
-    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in found.items()}
+    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in records.items()}
 
 
 def is_old_state(data: Contents) -> bool:
@@ -264,9 +264,9 @@ def _elements(data: Contents, source: Member, record: TensorRecord, *, swapped: 
         )
     if source.deflated:
         unpacked = inflated(data, source, left)
-        return _copied(lambda at, _: (unpacked, first + at), dtype, record, swapped=swapped)
+        return _copied(lambda offset, _: (unpacked, first + offset), dtype, record, swapped=swapped)
     begin = source.start + first
-    return _copied(lambda at, length: stretch(data, begin + at, length), dtype, record, swapped=swapped)
+    return _copied(lambda offset, length: stretch(data, begin + offset, length), dtype, record, swapped=swapped)
 
 
 def _check_reach(source: Member, record: TensorRecord, numel: int) -> None:

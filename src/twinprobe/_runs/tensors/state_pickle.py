@@ -40,16 +40,16 @@ class ArrayRecord:
 _WALKED = (TensorRecord, ArrayRecord, Opaque, dict, list, tuple)
 
 
-def pickled_state(pickled: bytes, at: int = 0, *, file_size: int = 0) -> tuple[object, int]:
+def pickled_state(pickled: bytes, start: int = 0, *, file_size: int = 0) -> tuple[object, int]:
     """The containers that a pickle describes, and where it ends; objects of other classes become Opaque.
 
     What they take in memory is bounded by the file around them: a real one is mostly elements.
     """
-    machine = Machine(pickled, at)
+    machine = Machine(pickled, start)
     machine.steps, machine.find = _LENIENT_STEPS, _lenient_global
     # One byte of a pickle makes a dictionary of 80 bytes: what is made is bounded, not only what is read.
     machine.left = _ROOM + 2 * max(file_size, len(pickled))
-    return machine.run(), machine.at
+    return machine.run(), machine.position
 
 
 def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
@@ -57,7 +57,7 @@ def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
 
     A pickle may hold one container in many places, and those in many others: the walk has a bound, and so have names.
     """
-    found: dict[str, TensorRecord | ArrayRecord] = {}
+    tensors: dict[str, TensorRecord | ArrayRecord] = {}
     if isinstance(state, TensorRecord | ArrayRecord):
         return {"": state}
     open_ones: list[tuple[str, Iterator[tuple[object, object]]]] = [("", _items(state))]
@@ -73,13 +73,13 @@ def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
             name = f"{above}.{key}" if above else str(key)
             letters += len(name)
             if isinstance(value, TensorRecord | ArrayRecord):
-                found.setdefault(name, value)
+                tensors.setdefault(name, value)
                 continue
             open_ones.append((name, _items(value)))
             break
         else:
             open_ones.pop()
-    return found
+    return tensors
 
 
 def _items(value: object) -> Iterator[tuple[object, object]]:

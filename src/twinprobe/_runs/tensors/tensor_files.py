@@ -51,11 +51,11 @@ def open_named(folder: Path, name: str, at_once: int | None = None) -> HostTenso
     path = inside(folder, file)
     if not mark:
         return open_tensor(path, at_once=at_once)
-    found = tensors_in(path).get(key)
-    if found is None:
+    stored = tensors_in(path).get(key)
+    if stored is None:
         raise DamagedTensor(f"holds no tensor {key[:200]!r}", where=path)
     try:
-        return found.read()
+        return stored.read()
     except (DamagedTensor, OSError, MemoryError) as error:
         raise damage_of(f"{path}{MARK}{key}", error) from None
 
