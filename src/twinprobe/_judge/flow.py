@@ -6,9 +6,11 @@ earlier output, on both sides, is that output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +49,8 @@ class Flow:
     """Rows are those of the pair table, calls those of the target run; NONE where there is none."""
 
     ops: list[OpName]
+    each_call: Callable[..., NDArray[Any]]
+    """The target's: a fact of each call that its number has no part in."""
     of_row: Ints
     """The call of each row; NONE for rows that only the golden run has."""
     role: NDArray[np.uint8]
@@ -106,6 +110,16 @@ class Flow:
         rows = np.flatnonzero((self.role == INPUT) & self.spread(calls))
         return rows[np.unique(self.of_row[rows], return_index=True)[1]]
 
+    @cached_property
+    def _by_call(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.of_row, kind="stable")
+        return order, np.searchsorted(self.of_row[order], np.arange(len(self.ops) + 1))
+
+    def rows_of(self, call: int) -> Ints:
+        """The rows of a call."""
+        order, edges = self._by_call
+        return order[edges[call] : edges[call + 1]]
+
     def parents_of(self, call: int) -> list[int]:
         """The calls around a call, the innermost first."""
         around: list[int] = []
@@ -144,16 +158,18 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     golden_op = pairs["g_op"].fill_null(NONE).to_numpy()
     behind = (golden_source != NONE) & alone[golden_source] & (golden_op[golden_source] > golden_op)
     golden_source[behind & (golden_op != NONE)] = NONE
-    written = np.array([op.prefix == OPTIMIZER for op in ops] or [False], dtype=bool)  # of an optimizer.json
+    written = run.each_call(lambda op: op.prefix == OPTIMIZER)  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
-    updates = np.array([run.parents.get(name) == IN_OPTIMIZER for name in run.ops] or [False], dtype=bool) | written
-    in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool) | written
-    clips = np.array([run.parents.get(name) == "clip_grad" for name in run.ops] or [False], dtype=bool)
+    around = list(map(run.parents.get, run.ops))
+    updates = np.array([outer == IN_OPTIMIZER for outer in around], dtype=bool) | written
+    in_place = run.each_call(lambda op: not op.is_module and op.body.endswith("_")) | written
+    clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
     written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
     # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
-    begun = next((call for call, op in enumerate(ops) if op.direction == BACKWARD), len(ops))
+    backward = run.each_call(lambda op: op.direction == BACKWARD)
+    begun = int(np.argmax(backward)) if backward.any() else len(ops)
     updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
     stepped = written_to[by_optimizer[written_to]]
@@ -164,27 +180,27 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     unread = source == NONE
     source[unread] = rewritten[unread]
     read = _read_later(marks[0], made, taken, of_row, begins)
-    twin, back = _twins(ops)
+    twin, back = _twins(ops, np.flatnonzero(run.each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
-        ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], whole_group, in_groups,
-        bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
+        ops, run.each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
+        parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], whole_group,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
 
 
 def ignored_rows(flow: Flow, error: Floats) -> Bools:
     """Values that mean nothing: memory nobody has written, and inputs that are such memory."""
-    empty = np.array([operation_of(op).family == Family.EMPTY for op in flow.ops], dtype=bool)
+    empty = flow.each_call(lambda op: operation_of(op).family == Family.EMPTY)
     ignored = flow.spread(empty)
     for source in (flow.source, flow.target_source):
         ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
     # What is about to be overwritten does not matter either: the first input of random_, fill_, copy_ ...
-    overwrites = np.array([op.body in _OVERWRITE for op in flow.ops], dtype=bool)
+    overwrites = flow.each_call(lambda op: op.body in _OVERWRITE)
     ignored[flow.first_inputs(overwrites)] = True
     # Nor does what is about to be filled, element by element, if no call has made it: fresh memory.
-    filled = np.array([op.body.strip("_") in _FILLS for op in flow.ops], dtype=bool)
+    filled = flow.each_call(lambda op: op.body.strip("_") in _FILLS)
     first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
@@ -204,9 +220,9 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     """The rows people look at first: the loss, the model's outputs, gradients, updated parameters."""
     call = np.maximum(flow.of_row, 0)
     matched = matched & (flow.of_row >= 0)
-    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False])[call]
+    forward = flow.each_call(lambda op: op.direction == FORWARD)[call]
     outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
-    module = np.array([op.is_module for op in flow.ops] or [False])
+    module = flow.each_call(lambda op: op.is_module)
     outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
     updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
     # A loss has a way back; norms and coefficients of an optimiser have none.
@@ -327,12 +343,15 @@ def _read_later(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: In
     return read
 
 
-def _twins(ops: list[OpName]) -> tuple[Ints, Ints]:
+def _twins(ops: list[OpName], on_the_way_back: list[int]) -> tuple[Ints, Ints]:
     """Of backward calls and gradients the forward call of the same thing and number; of gradients the backward call."""
+    twin, back = (np.full(len(ops), NONE, dtype=np.int64) for _ in range(2))
+    if not on_the_way_back:
+        return twin, back
     forward = {(op.prefix, op.body, op.cls, op.call): at for at, op in enumerate(ops) if op.direction == FORWARD}
     backward = {(op.prefix, op.body, op.cls): at for at, op in enumerate(ops) if op.direction == BACKWARD}
-    twin, back = (np.full(len(ops), NONE, dtype=np.int64) for _ in range(2))
-    for number, op in enumerate(ops):
+    for number in on_the_way_back:
+        op = ops[number]
         if op.direction == BACKWARD:
             twin[number] = forward.get((op.prefix, op.body, op.cls, op.call), NONE)
         elif op.direction == GRADIENTS:
