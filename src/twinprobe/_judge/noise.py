@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -418,7 +418,8 @@ class _Operands:
         def along(rows: Ints, number: Callable[[tuple[int, ...]], float]) -> Floats:
             shapes = pairs["g_shape"].gather(rows)
             numbers = {text: float(number(shape)) for text, shape in all_dims(shapes.unique()).items() if shape}
-            return shapes.replace_strict(numbers, default=1.0, return_dtype=pl.Float64).fill_null(1.0).to_numpy()
+            counts = shapes.replace_strict(numbers, default=1.0, return_dtype=pl.Float64).fill_null(1.0)
+            return cast("Floats", counts.to_numpy())
 
         norms = np.flatnonzero((self.family == Family.NORM) & (self.first != NONE) & flow.each_call(is_over_batch))
         if len(norms):
