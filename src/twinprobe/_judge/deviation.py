@@ -140,7 +140,9 @@ class Rows:
         sides = [self.pairs[f"{side}_dtype"] for side in "tg"]
         known = epsilons({dtype for side in sides for dtype in side.unique().to_list()})
         exact = {dtype: epsilon for dtype, epsilon in known.items() if epsilon}
-        target, golden = (side.replace_strict(exact, default=0.0).fill_null(0.0).to_numpy() for side in sides)
+        target, golden = (
+            side.replace_strict(exact, default=0.0).fill_null(0.0).to_numpy().astype(np.float64) for side in sides
+        )
         coarser: Floats = np.maximum(target, golden)
         for side, own, other in (("t", target, golden), ("g", golden, target)) if casts else ():
             odd = (own > other) & ((other > 0) | ~self.matched)

@@ -139,8 +139,9 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     parent, leaf, start = _nesting(run)
     for call, members in whole_group.items():
         start[call] = min(int(start[member]) for member in members)
-    sizes = _sizes(pairs, "t"), _sizes(pairs, "g")
-    elements = sizes[0][0], sizes[1][0]
+    sizes = _sizes(pairs["t_shape"])
+    alike = pairs["t_shape"].equals(pairs["g_shape"])
+    elements = sizes[0], sizes[0] if alike else _sizes(pairs["g_shape"])[0]
     marks = [_marks(pairs, side, count) for side, count in zip("tg", elements, strict=True)]
     tensor = ((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR)).fill_null(value=False).to_numpy()
     made = tensor & ((role == OUTPUT) | (role == GRADIENT))
@@ -185,7 +186,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
         ops, run.each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
-        parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], whole_group,
+        parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
         in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
 
@@ -290,9 +291,8 @@ def _nesting(run: Run) -> tuple[Ints, Bools, Ints]:
     return parent, leaf, start
 
 
-def _sizes(pairs: pl.DataFrame, side: str) -> tuple[Floats, Ints]:
+def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     """The number of elements of each row, and of those along the first axis."""
-    shapes = pairs[f"{side}_shape"]
     known = {text: shape for text, shape in all_dims(shapes.unique().to_list()).items() if shape is not None}
     elements = shapes.replace_strict({text: float(prod(shape)) for text, shape in known.items()}, default=0.0)
     lengths = shapes.replace_strict({text: shape[0] for text, shape in known.items() if shape}, default=0)
@@ -322,14 +322,13 @@ def _latest(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: Ints, 
     outputs, inputs = np.flatnonzero(made), np.flatnonzero(taken)
     if not len(outputs) or not len(inputs):
         return found
-    _, ranks = np.unique(marks, return_inverse=True)
-    span = int(of_row.max()) + 2
-    when = ranks[outputs].astype(np.int64) * span + of_row[outputs] + 1
-    order = np.argsort(when, kind="stable")
-    place = np.searchsorted(when[order], ranks[inputs].astype(np.int64) * span + begins[inputs] + 1) - 1
-    candidate = outputs[order[np.maximum(place, 0)]]
-    same = (place >= 0) & (ranks[candidate] == ranks[inputs])
-    found[inputs[same]] = candidate[same]
+    import polars as pl
+
+    makers = pl.DataFrame({"mark": marks[outputs], "when": of_row[outputs], "row": outputs})
+    readers = pl.DataFrame({"mark": marks[inputs], "when": begins[inputs] - 1, "reader": inputs}).sort("when")
+    makers = makers.sort("when", maintain_order=True)
+    met = readers.join_asof(makers, on="when", by="mark", check_sortedness=False).drop_nulls()
+    found[met["reader"].to_numpy()] = met["row"].to_numpy()
     return found
 
 

@@ -153,7 +153,8 @@ def side_columns(pairs: pl.DataFrame) -> dict[str, pl.Series]:
 def _flag(column: pl.Series) -> pl.Series:
     import polars as pl
 
-    return cast("pl.Series", column.cast(pl.String).str.to_titlecase().fill_null(NOT_APPLICABLE))
+    words = pl.when(column).then(pl.lit("True")).when(~column).then(pl.lit("False")).otherwise(pl.lit(NOT_APPLICABLE))
+    return pl.select(words).to_series()
 
 
 def statistic_columns(pairs: pl.DataFrame, instead: dict[str, str] | None = None) -> dict[str, pl.Series]:
