@@ -298,10 +298,13 @@ def other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     other = bools(pairs["t_name"] != pairs["g_name"])
     if not other.any():
         return other, other.copy()
-    names = [pairs[f"{side}_name"].str.extract(FUNCTION_OF_ROW) for side in "tg"]
-    other = bools(names[0] != names[1])
+    rows = np.flatnonzero(other)
+    names = [pairs[f"{side}_name"].gather(rows).str.extract(FUNCTION_OF_ROW) for side in "tg"]
+    renamed = bools(names[0] != names[1])
+    alike = renamed.copy()
+    for side in names if renamed.any() else ():
+        known = {name: is_smooth(name) for name in side.filter(renamed).unique().to_list()}
+        alike &= bools(side.replace_strict(known, default=False))
     smooth = other.copy()
-    for side in names if other.any() else ():
-        known = {name: is_smooth(name) for name in side.filter(other).unique().to_list()}
-        smooth &= bools(side.replace_strict(known, default=False))
+    other[rows], smooth[rows] = renamed, alike
     return other, smooth

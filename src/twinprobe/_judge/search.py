@@ -346,6 +346,8 @@ def _around(flow: Flow, calls: Bools) -> Bools:
 
 def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
+    if not beginnings:
+        return
     ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise)
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
@@ -375,10 +377,12 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
     far = {name: noise.far[found] for name, found in rows.items()}
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
-    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
     gradients = len(rows[PARAMETER_GRADIENTS])
     read = bool(gradients) or not len(rows["loss"]) or bool(noise.abnormal[rows["loss"]].any())
-    if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
+    if not (far["loss"].any() or (read and far["outputs"].any())):
+        return beginnings
+    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
+    if seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = flow.each_call(lambda op: op.direction == FORWARD) & ~flow.updates
     apart = noise.far & ~ignored_rows(flow, noise.error)
