@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ class Flow:
 
     ops: list[OpName]
     each_call: Callable[..., NDArray[Any]]
-    """The target's: a fact of each call that its number has no part in."""
+    """A fact of each call that its number has no part in: asked once for all calls of a kind."""
     of_row: Ints
     """The call of each row; NONE for rows that only the golden run has."""
     role: NDArray[np.uint8]
@@ -110,16 +110,6 @@ class Flow:
         rows = np.flatnonzero((self.role == INPUT) & self.spread(calls))
         return rows[np.unique(self.of_row[rows], return_index=True)[1]]
 
-    @cached_property
-    def _by_call(self) -> tuple[Ints, Ints]:
-        order = np.argsort(self.of_row, kind="stable")
-        return order, np.searchsorted(self.of_row[order], np.arange(len(self.ops) + 1))
-
-    def rows_of(self, call: int) -> Ints:
-        """The rows of a call."""
-        order, edges = self._by_call
-        return order[edges[call] : edges[call + 1]]
-
     def parents_of(self, call: int) -> list[int]:
         """The calls around a call, the innermost first."""
         around: list[int] = []
@@ -136,6 +126,9 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     role = pairs["t_role"].fill_null(255).to_numpy()
     whole_group = grouped_calls(pairs, of_row)
     ops = run.op_names
+    kinds: dict[tuple[str, str, str, str], int] = {}  # calls of a kind differ in nothing but their number
+    kind = np.array([kinds.setdefault((op.prefix, op.body, op.cls, op.direction), len(kinds)) for op in ops], np.int64)
+    each_call = partial(_each_call, [ops[at] for at in np.unique(kind, return_index=True)[1].tolist()], kind)
     parent, leaf, start = _nesting(run)
     for call, members in whole_group.items():
         start[call] = min(int(start[member]) for member in members)
@@ -159,17 +152,17 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     golden_op = pairs["g_op"].fill_null(NONE).to_numpy()
     behind = (golden_source != NONE) & alone[golden_source] & (golden_op[golden_source] > golden_op)
     golden_source[behind & (golden_op != NONE)] = NONE
-    written = run.each_call(lambda op: op.prefix == OPTIMIZER)  # of an optimizer.json
+    written = each_call(lambda op: op.prefix == OPTIMIZER)  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
     around = list(map(run.parents.get, run.ops))
     updates = np.array([outer == IN_OPTIMIZER for outer in around], dtype=bool) | written
-    in_place = run.each_call(lambda op: not op.is_module and op.body.endswith("_")) | written
+    in_place = each_call(lambda op: not op.is_module and op.body.endswith("_")) | written
     clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
     written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
     # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
-    backward = run.each_call(lambda op: op.direction == BACKWARD)
+    backward = each_call(lambda op: op.direction == BACKWARD)
     begun = int(np.argmax(backward)) if backward.any() else len(ops)
     updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
@@ -181,14 +174,18 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     unread = source == NONE
     source[unread] = rewritten[unread]
     read = _read_later(marks[0], made, taken, of_row, begins)
-    twin, back = _twins(ops, np.flatnonzero(run.each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
+    twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
-        ops, run.each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
+        ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
         in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
+
+
+def _each_call(kinds: list[OpName], kind: Ints, fact: Callable[[OpName], Any], dtype: Any = bool) -> NDArray[Any]:
+    return np.array([fact(op) for op in kinds], dtype=dtype)[kind]
 
 
 def ignored_rows(flow: Flow, error: Floats) -> Bools:

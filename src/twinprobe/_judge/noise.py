@@ -7,10 +7,9 @@ may be far larger than what is left (cancellation).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -411,20 +410,15 @@ class _Operands:
 
     def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
         """How many numbers a call adds up: a product for each element, a norm over a batch for each channel."""
-        import polars as pl
-
         terms = np.ones(self.count)
-
-        def along(rows: Ints, number: Callable[[tuple[int, ...]], float]) -> Floats:
-            shapes = pairs["g_shape"].gather(rows)
-            numbers = {text: float(number(shape)) for text, shape in all_dims(shapes.unique()).items() if shape}
-            counts = shapes.replace_strict(numbers, default=1.0, return_dtype=pl.Float64).fill_null(1.0)
-            return cast("Floats", counts.to_numpy())
-
-        norms = np.flatnonzero((self.family == Family.NORM) & (self.first != NONE) & flow.each_call(is_over_batch))
+        shapes = pairs["g_shape"]
+        known = {text: shape for text, shape in all_dims(shapes.unique().to_list()).items() if shape}
+        norms = np.flatnonzero((self.family == Family.NORM) & (self.first != NONE))
         if len(norms):
-            batch = along(self.first[norms], lambda shape: prod(shape) / max(shape[1], 1) if shape[1:] else 1.0)
-            terms[norms] = batch
+            norms = norms[flow.each_call(is_over_batch)[norms]]
+            counts = {text: prod(shape) / max(shape[1], 1) for text, shape in known.items() if len(shape) > 1}
+            taken = shapes.gather(self.first[norms])
+            terms[norms] = taken.replace_strict(counts, default=1.0).fill_null(1.0).to_numpy()
         products = np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE))
         if len(products):
             first = self.first[products]
@@ -432,9 +426,11 @@ class _Operands:
             ends = pairs["g_name"].gather(first).str.contains(r"\.(input\.1|weight)$").fill_null(value=False)
             by_weight = (flow.role[first] == PARAMETER) | ends.to_numpy()
             convolution = flow.each_call(lambda op: "conv" in (op.cls or op.body).lower())[products] & ~by_weight
-            operand = np.where(convolution, self.second[products], first)
-            inner, last = along(operand, lambda shape: prod(shape[1:])), along(operand, lambda shape: shape[-1])
-            terms[products] = np.where(convolution | by_weight, inner, last)
+            operand = shapes.gather(np.where(convolution, self.second[products], first))
+            inner = {text: float(prod(shape[1:])) for text, shape in known.items()}
+            last = {text: float(shape[-1]) for text, shape in known.items()}
+            added = [operand.replace_strict(each, default=1.0).fill_null(1.0).to_numpy() for each in (inner, last)]
+            terms[products] = np.where(convolution | by_weight, *added)
         return np.maximum(terms, 1.0)
 
     def explained(self, flow: Flow, values: _Values, estimated: Bools, sketched: Bools) -> Floats:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools
 from twinprobe._judge.flow import grouped_calls
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
+from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
@@ -27,6 +28,7 @@ UNINITIALISED = frozenset({
 # Collectives whose recorded input is partly a receive buffer.
 BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
 _COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
+_SPECIAL = UNINITIALISED | BUFFERED
 
 
 @dataclass
@@ -63,10 +65,13 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
     grouped_calls(pairs, of_row)
     role = pairs["t_role"].fill_null(255).to_numpy()
     exempt, buffered, collective = (np.zeros(count, dtype=bool) for _ in range(3))
-    if not run.single_points:
-        exempt = run.each_call(lambda op: op.body in UNINITIALISED and not op.is_module)
-        buffered = run.each_call(lambda op: op.body in BUFFERED)
-        collective = run.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES)
+    for at, name in enumerate(run.ops if not run.single_points else ()):
+        prefix, _, rest = name.partition(".")
+        collective[at] = prefix in COLLECTIVE_PREFIXES
+        if rest.partition(".")[0] in _SPECIAL:
+            op = parse_op(name)
+            exempt[at] = op.body in UNINITIALISED and not op.is_module
+            buffered[at] = op.body in BUFFERED
     differs = (deviation.state == DIFFERS) & (of_row >= 0)
     differs &= ~np.where(of_row >= 0, exempt[of_row], False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -362,7 +363,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     unseen = bool(gradients.any()) and not compared
     for beginning in beginnings:
         # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
-        given = flow.rows_of(beginning.call)
+        given = chains.rows_of(beginning.call)
         acts = unseen and beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # What an optimiser writes is read in the next step.
@@ -509,11 +510,20 @@ class _Chains:
     """
 
     def __init__(self, flow: Flow, noise: Noise, facts: Differences, ends: Bools) -> None:
-        self.flow, self.called = flow, facts.called.tolist()
+        self.flow = flow
         self.abnormal: Bools = noise.abnormal | facts.whole | (facts.shape & facts.matched)
         self.size = np.nan_to_num(noise.error, nan=np.inf)
         self.link = np.where(flow.back != NONE, flow.back, flow.twin).tolist()
         self.start, self.twin, self.parent = flow.start.tolist(), flow.twin.tolist(), flow.parent.tolist()
+        # The call around, and what is around that where only one run makes it: its own values show nothing.
+        self.around = [[outer] for outer in self.parent]
+        for call in np.flatnonzero((flow.parent != NONE) & ~facts.called[flow.parent]).tolist():
+            around = self.around[call]
+            while around[-1] != NONE and not facts.called[around[-1]] and len(around) < _DEEPEST:
+                around.append(self.parent[around[-1]])
+        order = np.argsort(flow.of_row, kind="stable")
+        edges = np.searchsorted(flow.of_row[order], np.arange(len(flow.ops) + 1))
+        self.rows_of: Callable[[int], Ints] = lambda call: order[edges[call] : edges[call + 1]]
         held = self.abnormal & (flow.of_row >= 0)
         self.ending = set(flow.of_row[held & ends].tolist())
         # An optimiser makes much of little: what it is given must matter by itself.
@@ -533,7 +543,7 @@ class _Chains:
         flow = self.flow
         shown = [beginning.row, *beginning.arguments]
         reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
-        inside: set[int] = {outer for call in reached for outer in self._around(call)}
+        inside: set[int] = {outer for call in reached for outer in self.around[call]}
         begun = min(self.start[call] for call in reached)
         carried: set[int] = set()  # equal values may be made twice: computed here, and received from another rank
         for call, values in self.differing.items():
@@ -543,50 +553,37 @@ class _Chains:
                 twin, back = self.twin[call], self.link[call]
                 touched = call in inside or (back != twin and (back in reached or back in inside))
                 if not touched and twin in reached:
-                    kept, came = flow.rows_of(twin), flow.rows_of(call if back == twin else back)
+                    kept, came = self.rows_of(twin), self.rows_of(call if back == twin else back)
                     came = came[flow.role[came] == INPUT]
                     largest = [np.max(self.size[rows], initial=0.0, where=self.abnormal[rows]) for rows in (kept, came)]
                     touched = bool(largest[0] >= largest[1] / _GAIN)
-                if not touched and not any(self._came_from(call, value, reached, inside, carried) for value in values):
+                for row, maker, mark, takes in values:
+                    if touched:
+                        break
+                    if maker != NONE:
+                        touched = maker in reached or mark in carried
+                    elif takes:
+                        touched = not inside.isdisjoint(self._came_through(row, call))
+                        if not touched and self.parent[call] != NONE:  # made of an input of the call around: cast, say
+                            outer = self.rows_of(self.parent[call])
+                            came = flow.source[outer[self.abnormal[outer] & (flow.role[outer] == INPUT)]]
+                            touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
+                if not touched:
                     continue
             if call in self.ending:
                 return True
             reached.add(call)
             carried.update(mark for _, _, mark, _ in values)
-            inside.update(self._around(call))
+            inside.update(self.around[call])
             if not flow.leaf[call]:
                 inside.add(call)
         return False
-
-    def _around(self, call: int) -> list[int]:
-        """The call around, and what is around that where only one run makes it: its own values show nothing."""
-        found = [self.parent[call]]
-        while found[-1] != NONE and not self.called[found[-1]] and len(found) < _DEEPEST:
-            found.append(self.parent[found[-1]])
-        return found
-
-    def _came_from(
-        self, call: int, value: tuple[int, int, int, bool], reached: set[int], inside: set[int], carried: set[int]
-    ) -> bool:
-        """Whether a differing value of a call was made by one of these, or may have been."""
-        row, maker, mark, takes = value
-        if maker != NONE:
-            return maker in reached or mark in carried
-        if not takes:
-            return False
-        if not inside.isdisjoint(self._came_through(row, call)):
-            return True
-        if self.parent[call] == NONE:
-            return False
-        outer = self.flow.rows_of(self.parent[call])  # made of an input of the call around: cast, say
-        came = self.flow.source[outer[self.abnormal[outer] & (self.flow.role[outer] == INPUT)]]
-        return not reached.isdisjoint(self.flow.of_row[came[came != NONE]].tolist())
 
     def _came_through(self, row: int, call: int) -> list[int]:
         """The calls whose own code may have made an input: the one around, and its own if the input is its as well."""
         around = [self.parent[call]]
         while around[-1] != NONE:
-            rows = self.flow.rows_of(around[-1])
+            rows = self.rows_of(around[-1])
             taken = rows[self.flow.role[rows] == INPUT]
             # Of a model that gives a dict nobody records the gradients that come in.
             if len(taken) and self.flow.mark[row] not in self.flow.mark[taken]:

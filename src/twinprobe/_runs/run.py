@@ -6,14 +6,12 @@ import hashlib
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-
-import numpy as np
 
 from twinprobe._notebook import card
 from twinprobe._runs.dump_json import Stacks, read_document, read_entries, read_parents, read_stacks
@@ -27,7 +25,6 @@ from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
     import polars as pl
-    from numpy.typing import NDArray
 
     from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.foreign import Content
@@ -119,20 +116,6 @@ class Run:
         """The names of its calls, taken apart."""
         parse = parse_op if len(self.ops) <= NAMES_KEPT else parse_op.__wrapped__  # remembering so many costs only
         return [parse(name) for name in self.ops]
-
-    @cached_property
-    def _op_kinds(self) -> tuple[list[OpName], NDArray[np.int64]]:
-        """One call of each kind, and the kind of every call; calls of a kind differ in nothing but their number."""
-        kinds: dict[tuple[str, str, str, str], int] = {}
-        names = self.op_names
-        of_call = [kinds.setdefault((op.prefix, op.body, op.cls, op.direction), len(kinds)) for op in names]
-        kind = np.array(of_call, dtype=np.int64)
-        return [names[at] for at in np.unique(kind, return_index=True)[1].tolist()], kind
-
-    def each_call(self, fact: Callable[[OpName], Any], dtype: Any = bool) -> NDArray[Any]:
-        """A fact of each call that its number has no part in: asked once for all calls of a kind."""
-        names, kind = self._op_kinds
-        return np.array([fact(op) for op in names], dtype=dtype)[kind]
 
     @cached_property
     def stacks(self) -> Stacks:
