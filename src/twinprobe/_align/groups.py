@@ -20,7 +20,6 @@ from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.run import STATISTICS, Run
 from twinprobe._runs.table import INPUT, OUTPUT
 
-MEANING = "equal in meaning"  # rows at which a group is compared
 PART = "part of a group equal in meaning"
 _MOST_CALLS = 64  # so many calls in which values never meet are no group
 _STEPS = 25  # buckets of a norm for each factor of e, wider than what rounding moves

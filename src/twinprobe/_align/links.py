@@ -270,6 +270,8 @@ def row_keys(run: Run, keys: list[str]) -> list[str]:
 # Equal names belong together.
 
 RULE = "name"
+MEANING = "equal in meaning"  # rows at which a group is compared
+MERGED = "merged statistics"  # how rows of fused and split layers compare
 
 
 def match_names(target: Run, golden: Run) -> Pairs:

@@ -11,7 +11,6 @@ import numpy as np
 
 from twinprobe._align.folders import FolderPair, pair_folders
 from twinprobe._align.matcher import build_matcher
-from twinprobe._compare.kernel import refuse_mapping, refuse_option
 from twinprobe._compare.one import Comparison, Measurer, Options, compare_runs, open_both, silent
 from twinprobe._compare.ranks import (
     Gathered,
@@ -27,7 +26,6 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
-from twinprobe._compare.steps import add_steps, run_watched, step_shift
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
@@ -36,7 +34,6 @@ from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
-from twinprobe._runs.other_tools import is_foreign
 from twinprobe._runs.run import (
     OPTIMIZER_FILE,
     RUN_FILES,
@@ -49,7 +46,6 @@ from twinprobe._runs.run import (
     unchanged,
 )
 from twinprobe._runs.table import INPUT
-from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._runs.watch import watch_files
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
@@ -60,12 +56,14 @@ if TYPE_CHECKING:
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Carry out a compare request; ``advance(what, done, total)`` reports progress."""
     if request.target.is_dir() and is_kernel_folder(request.target) and is_kernel_folder(request.golden):
-        from twinprobe._compare.kernel import run_kernel_request
+        from twinprobe._compare.kernel import refuse_mapping, run_kernel_request
 
         refuse_mapping(request.mapping)
         return run_kernel_request(request, advance)
     are_run_files = request.target.name in RUN_FILES and request.golden.name in RUN_FILES
     if not are_run_files and (watch_files(request.target) or watch_files(request.golden)):
+        from twinprobe._compare.steps import run_watched
+
         return run_watched(request)
     jobs, notes, lost = plan(request)
     prepare_folder(request.output)
@@ -77,6 +75,8 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
 
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)
+
+        from twinprobe._compare.steps import add_steps
 
         gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
         outcome = conclude(request, jobs, gathered, notes, lost)
@@ -104,7 +104,8 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
     for path in (request.target, request.golden):
         if not path.exists():
             raise BadInput("does not exist", where=path)
-    if request.layouts or request.target.is_dir() or request.golden.is_dir():
+    runs = all(_holds_run(path) for path in (request.target, request.golden))
+    if request.layouts or ((request.target.is_dir() or request.golden.is_dir()) and not runs):
         from twinprobe._compare.whole import plan_whole, puts_together
 
         if puts_together(request):
@@ -114,12 +115,17 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
             return as_one, [], []
     whole = [(request.target, request.golden)], "", RunKey("", -1, -1)
     if request.target.is_dir() != request.golden.is_dir():
+        from twinprobe._runs.other_tools import is_foreign
+
         if is_foreign(request.target) and is_foreign(request.golden):  # a checkpoint in one file, and one in many
             return _file_jobs(request, *whole), [], []
         folder, file = sorted((request.target, request.golden), key=lambda path: not path.is_dir())
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
-    if not request.target.is_dir() or (_holds_run(request.target) and _holds_run(request.golden)):
+    if not request.target.is_dir() or runs:
         return _file_jobs(request, *whole), [], []
+    from twinprobe._compare.steps import step_shift
+    from twinprobe._runs.other_tools import is_foreign
+
     ranks, steps = (None if asked is None else set(asked) for asked in (request.ranks, request.steps))
     try:
         shift = step_shift(request.target, request.golden) if steps is None else 0
@@ -246,6 +252,8 @@ def _ids_differ(target: Run, golden: Run) -> bool:
     if not any(files):  # the same ids in other places have other sketches
         sums = [one.of(rows)["sums"] for one, rows in known if one is not None]
         return len(sums) == 2 and not np.array_equal(sums[0], sums[1])
+    from twinprobe._runs.tensors.tensor_files import open_named
+
     try:
         return any(
             not np.array_equal(
@@ -352,6 +360,8 @@ def _file_jobs(request: Request, files: Sequence[tuple[Path, Path]], label: str,
 def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Compare every rank, then find the calls where the differences began."""
     if is_kernel_folder(request.target):
+        from twinprobe._compare.kernel import refuse_option
+
         refuse_option("-da (--diff_analyze)")
     jobs, notes, lost = plan(request)
     jobs = [job for job in jobs if job.target.name != OPTIMIZER_FILE]  # which is no rank of its own

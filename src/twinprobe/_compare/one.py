@@ -16,7 +16,6 @@ from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._measure.elements import AT_ONCE
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import (
     DIGESTS,
@@ -33,7 +32,6 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
-from twinprobe._runs.tensors.tensor_files import Loader, named_size, tensor_loaders
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
 
     from twinprobe._judge.verdicts import Evidence, Isolated, Judged
     from twinprobe._report.tokens import TokenFindings
+    from twinprobe._runs.tensors.tensor_files import Loader
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
@@ -381,6 +380,9 @@ def file_metrics(
 def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> Iterator[tuple[Loader, Loader]]:
     t_files, g_files = pairs["t_file"].to_list(), pairs["g_file"].to_list()
     sides = (target, t_files), (golden, g_files)
+    from twinprobe._measure.elements import AT_ONCE
+    from twinprobe._runs.tensors.tensor_files import tensor_loaders
+
     if pairs["joined"].any() or pairs["turn"].null_count() < pairs.height:
         from twinprobe._compare.pair_table import laid_out_jobs
 
@@ -407,6 +409,8 @@ def file_sizes(folder: Path, names: list[str]) -> list[int]:
 
 
 def _pieces_size(folder: Path, name: str) -> int:
+    from twinprobe._runs.tensors.tensor_files import named_size
+
     if not name.startswith(WHOLE):
         return named_size(folder, name)
     from twinprobe._layout.pieces import files_of

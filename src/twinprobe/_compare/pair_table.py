@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._align.auto.row_links import MERGED, merged
 from twinprobe._align.calls import Shape, dims
-from twinprobe._align.groups import MEANING
-from twinprobe._align.links import Groups, Pairs
+from twinprobe._align.links import MEANING, MERGED, Groups, Pairs
 from twinprobe._align.turns import IN_OUT, REORDERED, VIEW, Axes, Candidate, find_turns
 from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._runs.run import WHOLE, Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR
-from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
 
 if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
+
+    from twinprobe._runs.tensors.elements import HostTensor
+    from twinprobe._runs.tensors.tensor_files import Loader
 
 ALIGNED = "auto:"  # how the rules of an alignment begin
 
@@ -123,6 +122,8 @@ def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> di
     known = all((part[f"{stat}_kind"] == FLOAT).all() for stat in STATS) and None not in shapes
     values = (None,) * len(STATS)
     if known:
+        from twinprobe._align.auto.row_links import merged
+
         sizes = np.array([np.prod(shape, dtype=np.float64) for shape in shapes if shape is not None])
         values = merged(part.select(STATS).to_numpy(), sizes)  # type: ignore[assignment]
     for stat, value in zip(STATS, values, strict=True):
@@ -270,6 +271,8 @@ def laid_out_jobs(
 
         loaders = (partial(load_whole, folder, name) for folder, name in needed)
     else:
+        from twinprobe._runs.tensors.tensor_files import tensor_loaders
+
         loaders = tensor_loaders(needed)
     for at in rows:
         target, golden = (list(islice(loaders, len(names(at, files)))) for _, files in sides)

@@ -16,7 +16,6 @@ from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
 from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._report.dataset import MEETINGS, Place
-from twinprobe._report.overview import Cell, Overview, write_overview
 from twinprobe._runs.remote.contents import local_copies
 from twinprobe._scale.engine import Stream, open_stream
 from twinprobe._scale.ledger import Session
@@ -214,6 +213,8 @@ def conclude(
     dataset, pages = jobs[0].dataset, "html" in jobs[0].formats
     if dataset is None and not pages:
         return outcome
+    from twinprobe._report.overview import Cell, Overview, write_overview
+
     if dataset is not None:
         doubts = doubts_of(outcome.summaries, outcome.failures)
         outcome.findings = [*_first_step(dataset, jobs, gathered.results, agree=not doubts), *doubts]

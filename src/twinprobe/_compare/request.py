@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twinprobe import __version__
 from twinprobe._align.matcher import MappingOptions
@@ -16,7 +16,6 @@ from twinprobe._compare.one import Isolate
 from twinprobe._compare.slices import Cut
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import RankFacts
-from twinprobe._judge.steps import StepsComparison
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.dataset import Place, dataset_folder
 from twinprobe._report.files import own_timestamp, timestamp_now
@@ -24,6 +23,9 @@ from twinprobe._runs.run import RunKey, run_fingerprint
 from twinprobe._runs.whole_files import place
 from twinprobe._scale.engine import SLICE_BYTES, EngineOptions
 from twinprobe._scale.ledger import Session, earlier_session, new_session
+
+if TYPE_CHECKING:
+    from twinprobe._judge.steps import StepsComparison
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,7 @@ from twinprobe._judge.search import (
     PARAMETER_DIFFERS,
     Beginning,
 )
-from twinprobe._judge.tensor_kinds import tensor_cause, tensor_kinds
 from twinprobe._judge.verdicts import RULES, Evidence, Judged
-from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import TENSORS, Run
@@ -391,6 +389,9 @@ def _of_tensors(
     shape = dims(evidence.pairs["g_shape"][beginning.row])
     if None in files or shape is None or prod(shape) * 8 > _LARGEST:
         return []
+    from twinprobe._judge.tensor_kinds import tensor_cause, tensor_kinds
+    from twinprobe._measure.elements import FLOAT64, numbers
+
     try:
         tensors = [run.load(name) for run, name in zip((target, golden), files, strict=True)]
         if any(tensor.dtype in COMPLEX for tensor in tensors):

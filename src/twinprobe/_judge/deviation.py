@@ -137,9 +137,12 @@ class Rows:
         With ``casts``, a few values that one run casts to a coarser type have the finer one: that is a difference, not
         what noise is. A run in mixed precision computes its matrix products in the coarser type.
         """
-        sides = [self.pairs[f"{side}_dtype"].to_list() for side in "tg"]
-        known = epsilons({dtype for side in sides for dtype in side})
-        target, golden = (np.array([known[dtype] for dtype in side], dtype=np.float64) for side in sides)
+        sides = [self.pairs[f"{side}_dtype"] for side in "tg"]
+        known = epsilons({dtype for side in sides for dtype in side.unique().to_list()})
+        exact = {dtype: epsilon for dtype, epsilon in known.items() if epsilon}
+        target, golden = (
+            side.replace_strict(exact, default=0.0).fill_null(0.0).to_numpy().astype(np.float64) for side in sides
+        )
         coarser: Floats = np.maximum(target, golden)
         for side, own, other in (("t", target, golden), ("g", golden, target)) if casts else ():
             odd = (own > other) & ((other > 0) | ~self.matched)
@@ -222,7 +225,7 @@ def _all_same(differences: dict[str, StatDifference], rows: Rows) -> Bools:
 
 def _settle(rows: Rows, error: Floats, nonfinite: Bools, rounding: float | None, all_same: Bools) -> Deviation:
     with np.errstate(invalid="ignore"):
-        small = error <= (rounding or 0.0) * rows.epsilon()
+        small = error <= (rounding * rows.epsilon() if rounding else 0.0)
     state = np.full(len(error), UNKNOWN, dtype=np.uint8)
     state[~np.isnan(error)] = DIFFERS
     state[small] = ROUNDING
@@ -270,7 +273,7 @@ def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, 
     error = np.where(measured, metrics["relative_norm"].to_numpy(), recorded.error)
     state = recorded.state.copy()
     with np.errstate(invalid="ignore"):
-        small = error <= (rounding or 0.0) * rows.epsilon()
+        small = error <= (rounding * rows.epsilon() if rounding else 0.0)
     state[measured] = np.where(small, ROUNDING, DIFFERS)[measured]
     state[measured & metrics["identical"].to_numpy()] = IDENTICAL
     state[measured & nonfinite] = DIFFERS
@@ -295,10 +298,13 @@ def other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     other = bools(pairs["t_name"] != pairs["g_name"])
     if not other.any():
         return other, other.copy()
-    names = [pairs[f"{side}_name"].str.extract(FUNCTION_OF_ROW) for side in "tg"]
-    other = bools(names[0] != names[1])
+    rows = np.flatnonzero(other)
+    names = [pairs[f"{side}_name"].gather(rows).str.extract(FUNCTION_OF_ROW) for side in "tg"]
+    renamed = bools(names[0] != names[1])
+    alike = renamed.copy()
+    for side in names if renamed.any() else ():
+        known = {name: is_smooth(name) for name in side.filter(renamed).unique().to_list()}
+        alike &= bools(side.replace_strict(known, default=False))
     smooth = other.copy()
-    for side in names if other.any() else ():
-        known = {name: is_smooth(name) for name in side.filter(other).unique().to_list()}
-        smooth &= bools(side.replace_strict(known, default=False))
+    other[rows], smooth[rows] = renamed, alike
     return other, smooth

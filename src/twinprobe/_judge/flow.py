@@ -6,9 +6,11 @@ earlier output, on both sides, is that output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +49,8 @@ class Flow:
     """Rows are those of the pair table, calls those of the target run; NONE where there is none."""
 
     ops: list[OpName]
+    each_call: Callable[..., NDArray[Any]]
+    """A fact of each call that its number has no part in: asked once for all calls of a kind."""
     of_row: Ints
     """The call of each row; NONE for rows that only the golden run has."""
     role: NDArray[np.uint8]
@@ -131,11 +135,15 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     role = pairs["t_role"].fill_null(255).to_numpy()
     whole_group = grouped_calls(pairs, of_row)
     ops = run.op_names
+    kinds: dict[tuple[str, str, str, str], int] = {}  # calls of a kind differ in nothing but their number
+    kind = np.array([kinds.setdefault((op.prefix, op.body, op.cls, op.direction), len(kinds)) for op in ops], np.int64)
+    each_call = partial(_each_call, [ops[at] for at in np.unique(kind, return_index=True)[1].tolist()], kind)
     parent, leaf, start = _nesting(run)
     for call, members in whole_group.items():
         start[call] = min(int(start[member]) for member in members)
-    sizes = _sizes(pairs, "t"), _sizes(pairs, "g")
-    elements = sizes[0][0], sizes[1][0]
+    sizes = _sizes(pairs["t_shape"])
+    alike = pairs["t_shape"].equals(pairs["g_shape"])
+    elements = sizes[0], sizes[0] if alike else _sizes(pairs["g_shape"])[0]
     marks = [_marks(pairs, side, count) for side, count in zip("tg", elements, strict=True)]
     tensor = ((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR)).fill_null(value=False).to_numpy()
     made = tensor & ((role == OUTPUT) | (role == GRADIENT))
@@ -153,16 +161,18 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     golden_op = pairs["g_op"].fill_null(NONE).to_numpy()
     behind = (golden_source != NONE) & alone[golden_source] & (golden_op[golden_source] > golden_op)
     golden_source[behind & (golden_op != NONE)] = NONE
-    written = np.array([op.prefix == OPTIMIZER for op in ops] or [False], dtype=bool)  # of an optimizer.json
+    written = each_call(lambda op: op.prefix == OPTIMIZER)  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
-    updates = np.array([run.parents.get(name) == IN_OPTIMIZER for name in run.ops] or [False], dtype=bool) | written
-    in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool) | written
-    clips = np.array([run.parents.get(name) == "clip_grad" for name in run.ops] or [False], dtype=bool)
+    around = list(map(run.parents.get, run.ops))
+    updates = np.array([outer == IN_OPTIMIZER for outer in around], dtype=bool) | written
+    in_place = each_call(lambda op: not op.is_module and op.body.endswith("_")) | written
+    clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
     written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
     # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
-    begun = next((call for call, op in enumerate(ops) if op.direction == BACKWARD), len(ops))
+    backward = each_call(lambda op: op.direction == BACKWARD)
+    begun = int(np.argmax(backward)) if backward.any() else len(ops)
     updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
     stepped = written_to[by_optimizer[written_to]]
@@ -173,27 +183,31 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     unread = source == NONE
     source[unread] = rewritten[unread]
     read = _read_later(marks[0], made, taken, of_row, begins)
-    twin, back = _twins(ops)
+    twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
-        ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], whole_group, in_groups,
-        bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
+        ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
+        parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
+
+
+def _each_call(kinds: list[OpName], kind: Ints, fact: Callable[[OpName], Any], dtype: Any = bool) -> NDArray[Any]:
+    return np.array([fact(op) for op in kinds], dtype=dtype)[kind]
 
 
 def ignored_rows(flow: Flow, error: Floats) -> Bools:
     """Values that mean nothing: memory nobody has written, and inputs that are such memory."""
-    empty = np.array([operation_of(op).family == Family.EMPTY for op in flow.ops], dtype=bool)
+    empty = flow.each_call(lambda op: operation_of(op).family == Family.EMPTY)
     ignored = flow.spread(empty)
     for source in (flow.source, flow.target_source):
         ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
     # What is about to be overwritten does not matter either: the first input of random_, fill_, copy_ ...
-    overwrites = np.array([op.body in _OVERWRITE for op in flow.ops], dtype=bool)
+    overwrites = flow.each_call(lambda op: op.body in _OVERWRITE)
     ignored[flow.first_inputs(overwrites)] = True
     # Nor does what is about to be filled, element by element, if no call has made it: fresh memory.
-    filled = np.array([op.body.strip("_") in _FILLS for op in flow.ops], dtype=bool)
+    filled = flow.each_call(lambda op: op.body.strip("_") in _FILLS)
     first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
@@ -213,9 +227,9 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     """The rows people look at first: the loss, the model's outputs, gradients, updated parameters."""
     call = np.maximum(flow.of_row, 0)
     matched = matched & (flow.of_row >= 0)
-    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False])[call]
+    forward = flow.each_call(lambda op: op.direction == FORWARD)[call]
     outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
-    module = np.array([op.is_module for op in flow.ops] or [False])
+    module = flow.each_call(lambda op: op.is_module)
     outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
     updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
     # A loss has a way back; norms and coefficients of an optimiser have none.
@@ -283,9 +297,8 @@ def _nesting(run: Run) -> tuple[Ints, Bools, Ints]:
     return parent, leaf, start
 
 
-def _sizes(pairs: pl.DataFrame, side: str) -> tuple[Floats, Ints]:
+def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     """The number of elements of each row, and of those along the first axis."""
-    shapes = pairs[f"{side}_shape"]
     known = {text: shape for text, shape in all_dims(shapes.unique().to_list()).items() if shape is not None}
     elements = shapes.replace_strict({text: float(prod(shape)) for text, shape in known.items()}, default=0.0)
     lengths = shapes.replace_strict({text: shape[0] for text, shape in known.items() if shape}, default=0)
@@ -315,14 +328,13 @@ def _latest(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: Ints, 
     outputs, inputs = np.flatnonzero(made), np.flatnonzero(taken)
     if not len(outputs) or not len(inputs):
         return found
-    _, ranks = np.unique(marks, return_inverse=True)
-    span = int(of_row.max()) + 2
-    when = ranks[outputs].astype(np.int64) * span + of_row[outputs] + 1
-    order = np.argsort(when, kind="stable")
-    place = np.searchsorted(when[order], ranks[inputs].astype(np.int64) * span + begins[inputs] + 1) - 1
-    candidate = outputs[order[np.maximum(place, 0)]]
-    same = (place >= 0) & (ranks[candidate] == ranks[inputs])
-    found[inputs[same]] = candidate[same]
+    import polars as pl
+
+    makers = pl.DataFrame({"mark": marks[outputs], "when": of_row[outputs], "row": outputs})
+    readers = pl.DataFrame({"mark": marks[inputs], "when": begins[inputs] - 1, "reader": inputs}).sort("when")
+    makers = makers.sort("when", maintain_order=True)
+    met = readers.join_asof(makers, on="when", by="mark", check_sortedness=False).drop_nulls()
+    found[met["reader"].to_numpy()] = met["row"].to_numpy()
     return found
 
 
@@ -336,12 +348,15 @@ def _read_later(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: In
     return read
 
 
-def _twins(ops: list[OpName]) -> tuple[Ints, Ints]:
+def _twins(ops: list[OpName], on_the_way_back: list[int]) -> tuple[Ints, Ints]:
     """Of backward calls and gradients the forward call of the same thing and number; of gradients the backward call."""
+    twin, back = (np.full(len(ops), NONE, dtype=np.int64) for _ in range(2))
+    if not on_the_way_back:
+        return twin, back
     forward = {(op.prefix, op.body, op.cls, op.call): at for at, op in enumerate(ops) if op.direction == FORWARD}
     backward = {(op.prefix, op.body, op.cls): at for at, op in enumerate(ops) if op.direction == BACKWARD}
-    twin, back = (np.full(len(ops), NONE, dtype=np.int64) for _ in range(2))
-    for number, op in enumerate(ops):
+    for number in on_the_way_back:
+        op = ops[number]
         if op.direction == BACKWARD:
             twin[number] = forward.get((op.prefix, op.body, op.cls, op.call), NONE)
         elif op.direction == GRADIENTS:

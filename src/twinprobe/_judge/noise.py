@@ -8,6 +8,7 @@ may be far larger than what is left (cancellation).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
     Family,
-    Operation,
     hidden_precision,
     is_inverse,
     is_kinked,
@@ -131,12 +131,7 @@ def expected_errors(
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
-    operations = [operation_of(op) for op in flow.ops]
-    for call, members in flow.grouped.items():
-        # A linear map in place of a convolution adds up as many products, in another order.
-        if len(members) > 1 or operations[call].family != Family.PRODUCT:
-            operations[call] = OTHER_MODULE
-    operands = _Operands(pairs, flow, values, operations)
+    operands = _Operands(pairs, flow, values)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
     row_call = np.maximum(flow.of_row, 0)
@@ -144,7 +139,7 @@ def expected_errors(
     depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
     local = np.where(
         output,
-        _own_rounding(flow, values, operands, operations, grain, settings) * np.fmax(values.norm, scale[row_call]),
+        _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
         _on_the_way_in(flow, values, grain, depth, furthest),
     )
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
@@ -255,24 +250,17 @@ def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> tuple[floa
     return typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END)
 
 
-def _own_rounding(
-    flow: Flow,
-    values: _Values,
-    operands: _Operands,
-    operations: list[Operation],
-    grain: Floats,
-    settings: dict[str, Any],
-) -> Floats:
+def _own_rounding(flow: Flow, values: _Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
     """What each row's call may lose by itself, relative to what it adds up."""
     row_call = np.maximum(flow.of_row, 0)
-    composite = ~flow.leaf | operands.backward | np.array([op.is_module for op in flow.ops] or [False])
+    composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
     composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
     epsilon = np.where(composite[row_call], grain, values.epsilon)
     coarser = hidden_precision(settings)
     if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
-        products = np.array([op.family in (Family.PRODUCT, Family.ATTENTION) for op in operations] or [False])
+        products = np.isin(operands.family, (Family.PRODUCT, Family.ATTENTION))
         epsilon = np.where((products | composite)[row_call], np.fmax(epsilon, coarser), epsilon)
-    rounding: Floats = ROUNDING * epsilon * np.sqrt(operands.roundings(operations)[row_call])
+    rounding: Floats = ROUNDING * epsilon * np.sqrt(operands.roundings()[row_call])
     return rounding
 
 
@@ -298,7 +286,7 @@ def _beside(flow: Flow, values: _Values, grain: Floats) -> Floats:
     An attention that pays the same attention to all has no gradient for its queries and keys but the rounding of the
     one for its values. The least that any row says of a value holds for all of them.
     """
-    backward = np.array([op.direction == BACKWARD for op in flow.ops] or [False], dtype=bool)
+    backward = flow.each_call(lambda op: op.direction == BACKWARD)
     entering = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & flow.spread(backward))
     lost = np.zeros(len(values.norm))
     if len(entering):
@@ -373,12 +361,18 @@ def _grain(flow: Flow, epsilon: Floats) -> Floats:
 class _Operands:
     """Every floating-point input of every call, with what its call is: one entry an input."""
 
-    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: _Values, operations: list[Operation]) -> None:
-        count = len(operations)
+    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: _Values) -> None:
+        count = len(flow.ops)
         self.count = count
-        self.family = np.array([op.family for op in operations], dtype=np.int64)
-        self.factor = np.array([op.factor for op in operations])
-        self.backward = np.array([op.direction != FORWARD for op in flow.ops], dtype=bool)
+        self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
+        self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
+        self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
+        for call, members in flow.grouped.items():
+            # A linear map in place of a convolution adds up as many products, in another order.
+            if len(members) > 1 or self.family[call] != Family.PRODUCT:
+                self.family[call], self.factor[call] = OTHER_MODULE.family, OTHER_MODULE.factor
+                self.often[call] = OTHER_MODULE.roundings
+        self.backward = flow.each_call(lambda op: op.direction != FORWARD)
         takes = ((flow.role == INPUT) | (flow.role == PARAMETER)) & (values.elements > 0) & (values.epsilon > 0)
         self.rows = np.flatnonzero(takes & (flow.of_row >= 0))
         self.calls = flow.of_row[self.rows]
@@ -390,7 +384,7 @@ class _Operands:
             np.maximum.at(array, owners, what[self.gives])
         self.terms = self._contracted(pairs, flow)
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
-        self.divides = flow.updates & np.array([_DIVIDES in op.body for op in flow.ops], dtype=bool)
+        self.divides = flow.updates & flow.each_call(lambda op: _DIVIDES in op.body)
         self.step = np.zeros(count)  # the largest plain number that a call is given: an update's step
         if self.divides.any():
             plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
@@ -404,7 +398,7 @@ class _Operands:
             np.where(place != NONE, values.rms[np.maximum(place, 0)], 1.0)
             for place in (self.first, self.second, self.third)
         )
-        paths = np.array([_PATHS in op.body for op in flow.ops] or [False], dtype=bool)
+        paths = flow.each_call(lambda op: _PATHS in op.body)
         if paths.any():
             self.path = np.where(paths & ~self.backward, self.terms * self.first_rms, 0.0)
             self.path = np.where(paths & (flow.twin != NONE), self.path[flow.twin], self.path)
@@ -416,7 +410,7 @@ class _Operands:
         normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
         self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
         # The smallest elements are the largest of the results.
-        inverts = np.array([is_inverse(op) for op in flow.ops] or [False], dtype=bool)[self.calls]
+        inverts = flow.each_call(is_inverse)[self.calls]
         least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
         steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
         self.steep = np.fmax(self.steep, steepest)
@@ -435,22 +429,28 @@ class _Operands:
     def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
         """How many numbers a call adds up: a product for each element, a norm over a batch for each channel."""
         terms = np.ones(self.count)
-        shapes, names = pairs["g_shape"], pairs["g_name"]
-        known = all_dims(shapes.unique().to_list())
-        for call in np.flatnonzero((self.family == Family.NORM) & (self.first != NONE)).tolist():
-            shape = known[shapes[int(self.first[call])]]
-            if shape and len(shape) > 1 and is_over_batch(flow.ops[call]):
-                terms[call] = float(np.prod(shape)) / max(shape[1], 1)
-        for call in [call for call, op in enumerate(flow.ops) if _PATHS in op.body and self.first[call] != NONE]:
-            terms[call] = float((known[shapes[int(self.first[call])]] or (1,))[0])
-        for call in np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE)).tolist():
-            op, first = flow.ops[call], int(self.first[call])
+        shapes = pairs["g_shape"]
+        known = {text: shape for text, shape in all_dims(shapes.unique().to_list()).items() if shape}
+        norms = np.flatnonzero((self.family == Family.NORM) & (self.first != NONE))
+        if len(norms):
+            norms = norms[flow.each_call(is_over_batch)[norms]]
+            counts = {text: prod(shape) / max(shape[1], 1) for text, shape in known.items() if len(shape) > 1}
+            taken = shapes.gather(self.first[norms])
+            terms[norms] = taken.replace_strict(counts, default=1.0).fill_null(1.0).to_numpy()
+        for call in np.flatnonzero(flow.each_call(lambda op: _PATHS in op.body) & (self.first != NONE)).tolist():
+            terms[call] = float(known.get(shapes[int(self.first[call])], (1,))[0])
+        products = np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE))
+        if len(products):
+            first = self.first[products]
             # Where what goes in has no partner (patches that are cut elsewhere), the weight comes first.
-            by_weight = flow.role[first] == PARAMETER or (names[first] or "").endswith((".input.1", ".weight"))
-            convolution = "conv" in (op.cls or op.body).lower() and not by_weight
-            shape = known[shapes[int(self.second[call]) if convolution else first]]
-            if shape:
-                terms[call] = float(np.prod(shape[1:])) if convolution or by_weight else float(shape[-1])
+            ends = pairs["g_name"].gather(first).str.contains(r"\.(input\.1|weight)$").fill_null(value=False)
+            by_weight = (flow.role[first] == PARAMETER) | ends.to_numpy()
+            convolution = flow.each_call(lambda op: "conv" in (op.cls or op.body).lower())[products] & ~by_weight
+            operand = shapes.gather(np.where(convolution, self.second[products], first))
+            inner = {text: float(prod(shape[1:])) for text, shape in known.items()}
+            last = {text: float(shape[-1]) for text, shape in known.items()}
+            added = [operand.replace_strict(each, default=1.0).fill_null(1.0).to_numpy() for each in (inner, last)]
+            terms[products] = np.where(convolution | by_weight, *added)
         return np.maximum(terms, 1.0)
 
     def explained(self, flow: Flow, values: _Values, estimated: Bools, sketched: Bools) -> Floats:
@@ -513,8 +513,7 @@ class _Operands:
         kept = np.where(flow.twin != NONE, kept[np.maximum(flow.twin, 0)], 0.0)
         squares += (_BACKWARD * kept * self.norm) ** 2
         # The derivative of a kink jumps: as many elements flip as lie within the error around it.
-        kinked = np.array([is_kinked(op) for op in flow.ops], dtype=bool)
-        squares += np.where(kinked, kept, 0.0) * self.norm**2
+        squares += np.where(flow.each_call(is_kinked), kept, 0.0) * self.norm**2
         return np.sqrt(squares)
 
     def added_up(self, values: _Values) -> Floats:
@@ -542,12 +541,11 @@ class _Operands:
         largest: Floats = np.fmax(scale, self.norm)
         return largest
 
-    def roundings(self, operations: list[Operation]) -> Floats:
+    def roundings(self) -> Floats:
         """Per call: how often it rounds on the way."""
-        often = np.array([op.roundings for op in operations])
         # 16-bit products are summed in float32.
         sums = np.where(self.fine > 2 * _FLOAT32, 2.0, np.maximum(self.terms, 2.0))
-        often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
+        often = np.where(self.family == Family.PRODUCT, np.maximum(sums, self.often), self.often)
         # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
         often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
         # The error of a logarithm is relative to what it is the logarithm of.
@@ -558,7 +556,7 @@ class _Operands:
 
 def _parameter_gradients(flow: Flow, values: _Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
     """A gradient that is zero in theory is judged by what was added up: the gradient that came in, its neighbours."""
-    gradient = np.array([op.direction == GRADIENTS for op in flow.ops], dtype=bool)
+    gradient = flow.each_call(lambda op: op.direction == GRADIENTS)
     if not gradient.any():
         return scale, carried
     count = len(gradient)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Flow, ignored_rows,
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _JUMP = 4.0  # times the error that came in
 _DEEPEST = 64  # modules around a call that are looked through
+_DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # keeps the mark of a value and the number of a call apart in one word
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -107,7 +109,7 @@ def find_beginnings(
 
     ``isolated``: how far off a row's call is by itself, in multiples of what it may lose; NaN where it is not known.
     """
-    family = np.array([operation_of(op).family for op in flow.ops], dtype=np.int64)
+    family = flow.each_call(lambda op: operation_of(op).family, np.int64)
     arguments: dict[int, list[int]] = {}
     for row in np.flatnonzero(facts.value & facts.matched & (flow.of_row >= 0)).tolist():
         arguments.setdefault(int(flow.of_row[row]), []).append(row)
@@ -154,7 +156,7 @@ def _unexplained(
 ) -> Bools:
     """Rows whose difference neither noise nor anything before them explains."""
     call = np.maximum(flow.of_row, 0)
-    collective = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool)
+    collective = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES)
     received = collective if flow.of_ranks else _around(flow, collective)
     held = (flow.of_row >= 0) & ~ignored_rows(flow, noise.error) & ~received[call]
     inputs = np.isin(flow.role, (INPUT, PARAMETER)) & held
@@ -198,7 +200,7 @@ def _recut(flow: Flow, facts: Differences) -> Bools:
     """Inputs that are the same values in other lengths, where that changes what is computed: heads of an attention."""
     cut: Bools = facts.recut & (flow.role == INPUT) & (flow.source != NONE) & ~facts.shape[np.maximum(flow.source, 0)]
     shaped = (Family.ATTENTION, Family.PRODUCT, Family.NORM, Family.SMOOTH)
-    cut &= flow.spread(np.array([operation_of(op).family in shaped for op in flow.ops] or [False], dtype=bool))
+    cut &= flow.spread(flow.each_call(lambda op: operation_of(op).family in shaped))
     return cut
 
 
@@ -305,11 +307,13 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     """
     inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
-    made &= ~facts.called[np.maximum(flow.of_row, 0)] & ~np.isin(flow.marks[0], flow.marks[0][facts.matched])
+    made &= ~facts.called[np.maximum(flow.of_row, 0)]
     first = flow.golden_call[inside & facts.matched]
     meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
     meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
-    meant &= ~np.isin(flow.marks[1], flow.marks[1][facts.matched])
+    for alone, marks in ((made, flow.marks[0]), (meant, flow.marks[1])):
+        if alone.any():
+            alone[alone] = ~np.isin(marks[alone], marks[facts.matched])
     if made.any() == meant.any():
         return None
     if meant.any():
@@ -345,34 +349,27 @@ def _around(flow: Flow, calls: Bools) -> Bools:
 
 def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
-    abnormal = noise.abnormal | facts.whole | (facts.shape & facts.matched)
-    size = np.nan_to_num(noise.error, nan=np.inf)
+    if not beginnings:
+        return
     ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise)
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
-    back = max((call for call, op in enumerate(flow.ops) if op.direction == BACKWARD), default=NONE)
-    kept = flow.updates | (flow.in_place & np.array([not op.body.startswith("__") for op in flow.ops], dtype=bool))
+    back = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD)).max(initial=NONE)
+    kept = flow.updates | (flow.in_place & flow.each_call(lambda op: not op.body.startswith("__")))
     before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(kept)
     gradients = flow.role == GRADIENT
     compared = bool((gradients & facts.matched).any())
     if compared and not (ends & ~before).any():
         ends &= ~before
-    # An optimiser makes much of little: what it is given must matter by itself.
-    unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
-    rows_of = _rows_of_calls(flow)
-    link = np.where(flow.back != NONE, flow.back, flow.twin)
+    chains = _Chains(flow, noise, facts, ends)
     unseen = bool(gradients.any()) and not compared
     for beginning in beginnings:
         # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
-        given = rows_of[beginning.call]
+        given = chains.rows_of(beginning.call)
         acts = unseen and beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # What an optimiser writes is read in the next step.
-        beginning.reaches |= (
-            acts
-            or bool(flow.updates[beginning.call])
-            or _reaches(flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called)
-        )
+        beginning.reaches |= acts or bool(flow.updates[beginning.call]) or chains.reach_an_end(beginning)
 
 
 def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
@@ -383,17 +380,19 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
     far = {name: noise.far[found] for name, found in rows.items()}
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
-    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
     gradients = len(rows[PARAMETER_GRADIENTS])
     outputs = rows["outputs"]
     # Without either, what comes last counts: padding of a prompt is off, and no token that is made of it.
     final = rows["loss"] if len(rows["loss"]) else outputs[flow.of_row[outputs] == flow.of_row[outputs].max(initial=0)]
     read = bool(gradients) or bool((noise.abnormal if len(rows["loss"]) else noise.matters)[final].any())
-    if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
+    if not (far["loss"].any() or (read and far["outputs"].any())):
         return beginnings
-    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
+    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
+    if seen.sum() < _MANY_GRADIENTS * gradients:
+        return beginnings
+    forward = flow.each_call(lambda op: op.direction == FORWARD) & ~flow.updates
     # A sign, a rounding, an index flips, and other elements are picked: a step by nature.
-    chooses = np.array([operation_of(op).family == Family.CHOICE for op in flow.ops] or [False], dtype=bool)
+    chooses = flow.each_call(lambda op: operation_of(op).family == Family.CHOICE)
     chooses[flow.of_row[(flow.role == INPUT) & facts.whole & facts.matched]] = True
     flips = flow.spread(chooses) & (flow.role == OUTPUT)
     flips |= (flow.source != NONE) & flips[flow.source]
@@ -440,48 +439,42 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
     outputs &= ~facts.integer | (flow.parent[np.maximum(flow.of_row, 0)] == NONE)
     unread = outputs & ~flow.read
-    if (
-        flow.role == GRADIENT
-    ).any():  # gradients of activations are summed where nobody records: parameters have them all
-        unread &= ~flow.spread(np.array([op.direction == BACKWARD for op in flow.ops], dtype=bool))
+    direction: Ints = flow.each_call(lambda op: _DIRECTIONS.index(op.direction), np.int64)
+    forward, backward = (direction == _DIRECTIONS.index(which) for which in (FORWARD, BACKWARD))
+    if (flow.role == GRADIENT).any():
+        # Gradients of activations are summed where nobody records: parameters have them all.
+        unread &= ~flow.spread(backward)
     # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
     # the module's own output. What enters the way back is a gradient: no forward output was read for it.
     # After a backward pass gradients are read.
-    later: dict[tuple[int, str], list[int]] = {}
-    taken = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter)
-    for call in np.unique(flow.of_row[taken]).tolist():
-        later.setdefault((int(flow.parent[call]), flow.ops[call].direction), []).append(int(flow.start[call]))
-    made = np.flatnonzero(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)])
-    if len(made):  # single items of arrays are slow
-        inside, marks = flow.parent[flow.of_row[outputs]].tolist(), flow.mark[outputs].tolist()
-        inner = set(zip(inside, marks, strict=True))
-        for call, mark in zip(flow.of_row[made].tolist(), flow.mark[made].tolist(), strict=True):
-            if (call, mark) not in inner:
-                later.setdefault((call, flow.ops[call].direction), []).append(call)
-    readers = {place: sorted(calls) for place, calls in later.items()}
-    back = np.flatnonzero([op.direction == BACKWARD for op in flow.ops])
+    span = len(flow.ops) + 1
+    taken = flow.of_row[(flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter]
+    given = np.flatnonzero(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)])
+    inner = flow.mark[outputs] * _SPREAD ^ flow.parent[flow.of_row[outputs]].astype(np.uint64)
+    given = given[~np.isin(flow.mark[given] * _SPREAD ^ flow.of_row[given].astype(np.uint64), inner)]
+    given = flow.of_row[given]
+    place = (flow.parent + 1) * len(_DIRECTIONS) + direction  # readers in the order of places, then of time
+    own = (given + 1) * len(_DIRECTIONS) + direction[given]
+    readers = np.sort(np.concatenate((place[taken] * span + flow.start[taken], own * span + given)))
     rows = np.flatnonzero(unread)
     calls = flow.of_row[rows]
-    around, updates = flow.parent[calls].tolist(), flow.updates[calls].tolist()
-    until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)].tolist()
-    for row, call, place, update, end in zip(rows.tolist(), calls.tolist(), around, updates, until, strict=True):
-        direction = flow.ops[call].direction
-        reader = readers.get((place, direction), ())
-        after = bisect_right(reader, call)
-        if not update and after < len(reader) and (direction != FORWARD or reader[after] <= end):
-            unread[row] = False
+    after = np.append(readers, -1)[np.searchsorted(readers, place[calls] * span + calls, side="right")]
+    back = np.flatnonzero(backward)
+    until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)]
+    between = (after // span == place[calls]) & ~flow.updates[calls]
+    unread[rows[between & (~forward[calls] | (after % span <= until))]] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
     # So is a buffer that the model's or the user's own code writes to, in one call or several: the next step reads it.
-    writes = np.array([op.direction == FORWARD and not op.body.startswith("__") for op in flow.ops], dtype=bool)
+    writes = forward & flow.each_call(lambda op: not op.body.startswith("__"))
     kept = np.zeros(len(flow.ops), dtype=bool)
     for row in flow.first_inputs(flow.in_place & writes & ~flow.updates).tolist():
         if not flow.parameter[row] and flow.elements[0][row] > 1:
             kept[flow.of_row[row]] = flow.source[row] == NONE or kept[flow.of_row[flow.source[row]]]
     state |= outputs & flow.spread(kept)
     # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
-    silent = np.array([op.direction in (FORWARD, "") for op in flow.ops], dtype=bool)
+    silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
-    sent = np.array([op.prefix in COLLECTIVE_PREFIXES and "send" in op.body for op in flow.ops], dtype=bool)
+    sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
     state |= (flow.role <= PARAMETER) & flow.spread(sent | silent)
     gradients = flow.role == GRADIENT
     seen = _read_by_optimizer(flow, facts)
@@ -507,8 +500,9 @@ def _predictions(flow: Flow, noise: Noise) -> Bools:
     A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
     before it is padding.
     """
-    last = max((at for at, op in enumerate(flow.ops) if op.is_module and flow.parent[at] == NONE), default=NONE)
-    if last == NONE or any(op.direction not in (FORWARD, "") for op in flow.ops):
+    outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
+    last = np.flatnonzero(outermost).max(initial=NONE)
+    if last == NONE or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
         return np.zeros(len(flow.role), dtype=bool)
     behind = (flow.of_row > last) & (flow.role == OUTPUT) & (flow.elements[0] == 1)
     if behind.any() and not noise.abnormal[behind].any():
@@ -525,82 +519,90 @@ def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
     return seen
 
 
-def _rows_of_calls(flow: Flow) -> list[Ints]:
-    order = np.argsort(flow.of_row, kind="stable")
-    edges = np.searchsorted(flow.of_row[order], np.arange(len(flow.ops) + 1))
-    return [order[edges[call] : edges[call + 1]] for call in range(len(flow.ops))]
+class _Chains:
+    """Chains of differing values: which beginnings lead to an end of the run.
 
+    Plain lists of what differs, made once for all beginnings: single items of arrays are slow.
+    """
 
-def _came_through(flow: Flow, row: int, call: int, rows_of: list[Ints]) -> list[int]:
-    """The calls whose own code may have made an input: the one around, and its own if the input is its as well."""
-    around = [int(flow.parent[call])]
-    while around[-1] != NONE:
-        rows = rows_of[around[-1]]
-        taken = rows[flow.role[rows] == INPUT]
-        # Of a model that gives a dict nobody records the gradients that come in.
-        if len(taken) and flow.mark[row] not in flow.mark[taken]:
-            break
-        around.append(int(flow.parent[around[-1]]))
-    return around
+    def __init__(self, flow: Flow, noise: Noise, facts: Differences, ends: Bools) -> None:
+        self.flow = flow
+        self.abnormal: Bools = noise.abnormal | facts.whole | (facts.shape & facts.matched)
+        self.size = np.nan_to_num(noise.error, nan=np.inf)
+        self.link = np.where(flow.back != NONE, flow.back, flow.twin).tolist()
+        self.start, self.twin, self.parent = flow.start.tolist(), flow.twin.tolist(), flow.parent.tolist()
+        # The call around, and what is around that where only one run makes it: its own values show nothing.
+        self.around = [[outer] for outer in self.parent]
+        for call in np.flatnonzero((flow.parent != NONE) & ~facts.called[flow.parent]).tolist():
+            around = self.around[call]
+            while around[-1] != NONE and not facts.called[around[-1]] and len(around) < _DEEPEST:
+                around.append(self.parent[around[-1]])
+        order = np.argsort(flow.of_row, kind="stable")
+        edges = np.searchsorted(flow.of_row[order], np.arange(len(flow.ops) + 1))
+        self.rows_of: Callable[[int], Ints] = lambda call: order[edges[call] : edges[call + 1]]
+        held = self.abnormal & (flow.of_row >= 0)
+        self.ending = set(flow.of_row[held & ends].tolist())
+        # An optimiser makes much of little: what it is given must matter by itself.
+        matters = (noise.matters | facts.whole) & (flow.role == INPUT)
+        self.settled = set(np.flatnonzero(flow.updates).tolist()) - set(flow.of_row[held & matters].tolist())
+        rows = np.flatnonzero(held)
+        rows = rows[np.argsort(flow.of_row[rows], kind="stable")]
+        maker = np.where(flow.source[rows] != NONE, flow.of_row[flow.source[rows]], NONE)
+        takes = np.isin(flow.role[rows], (INPUT, PARAMETER))
+        values = zip(rows.tolist(), maker.tolist(), flow.mark[rows].tolist(), takes.tolist(), strict=True)
+        self.differing: dict[int, list[tuple[int, int, int, bool]]] = {}  # inner calls come before those around them
+        for call, value in zip(flow.of_row[rows].tolist(), values, strict=True):
+            self.differing.setdefault(call, []).append(value)
 
-
-def _reaches(
-    flow: Flow,
-    link: Ints,
-    beginning: Beginning,
-    abnormal: Bools,
-    unsettled: Bools,
-    size: NDArray[np.float64],
-    ends: Bools,
-    rows_of: list[Ints],
-    called: Bools,
-) -> bool:
-    """Whether a chain of differing values leads from a beginning to an end."""
-
-    def around(call: int) -> list[int]:
-        """The call around, and what is around that where only one run makes it: its own values show nothing."""
-        found = [int(flow.parent[call])]
-        while found[-1] != NONE and not called[found[-1]] and len(found) < _DEEPEST:
-            found.append(int(flow.parent[found[-1]]))
-        return found
-
-    shown = [beginning.row, *beginning.arguments]
-    reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
-    inside: set[int] = {outer for call in reached for outer in around(call)}
-    begun = min(int(flow.start[call]) for call in reached)
-    carried: set[int] = set()  # equal values may have been made twice: computed here, and received from another rank
-    for call in range(len(flow.ops)):  # inner calls come before those around them
-        if int(flow.start[call]) < begun and call < beginning.call:
-            continue
-        rows = rows_of[call]
-        bad = rows[abnormal[rows]]
-        if not len(bad) or (flow.updates[call] and call not in reached and not unsettled[bad].any()):
-            continue
-        if call not in reached:
-            twin, back = int(flow.twin[call]), int(link[call])
-            touched = call in inside or (back != twin and (back in reached or back in inside))
-            if not touched and twin in reached:
-                kept, came = rows_of[twin], rows_of[call if back == twin else back]
-                came = came[flow.role[came] == INPUT]
-                largest = [np.max(size[rows], initial=0.0, where=abnormal[rows]) for rows in (kept, came)]
-                touched = bool(largest[0] >= largest[1] / _GAIN)
-            for row in bad.tolist():
-                source = int(flow.source[row])
-                if source != NONE:
-                    touched |= int(flow.of_row[source]) in reached or int(flow.mark[row]) in carried
-                elif flow.role[row] in (INPUT, PARAMETER):
-                    touched |= not inside.isdisjoint(_came_through(flow, row, call, rows_of))
-                    if not touched and flow.parent[call] != NONE:  # made of an input of the call around: cast, say
-                        outer = rows_of[int(flow.parent[call])]
-                        came = flow.source[outer[abnormal[outer] & (flow.role[outer] == INPUT)]]
-                        touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
-            if not touched:
+    def reach_an_end(self, beginning: Beginning) -> bool:
+        """Whether a chain of differing values leads from a beginning to an end."""
+        flow = self.flow
+        shown = [beginning.row, *beginning.arguments]
+        reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
+        inside: set[int] = {outer for call in reached for outer in self.around[call]}
+        begun = min(self.start[call] for call in reached)
+        carried: set[int] = set()  # equal values may be made twice: computed here, and received from another rank
+        for call, values in self.differing.items():
+            if (self.start[call] < begun and call < beginning.call) or (call in self.settled and call not in reached):
                 continue
-        if ends[bad].any():
-            return True
-        reached.add(call)
-        carried.update(flow.mark[bad].tolist())
-        inside.update(around(call))
-        if not flow.leaf[call]:
-            inside.add(call)
-    return False
+            if call not in reached:
+                twin, back = self.twin[call], self.link[call]
+                touched = call in inside or (back != twin and (back in reached or back in inside))
+                if not touched and twin in reached:
+                    kept, came = self.rows_of(twin), self.rows_of(call if back == twin else back)
+                    came = came[flow.role[came] == INPUT]
+                    largest = [np.max(self.size[rows], initial=0.0, where=self.abnormal[rows]) for rows in (kept, came)]
+                    touched = bool(largest[0] >= largest[1] / _GAIN)
+                for row, maker, mark, takes in values:
+                    if touched:
+                        break
+                    if maker != NONE:
+                        touched = maker in reached or mark in carried
+                    elif takes:
+                        touched = not inside.isdisjoint(self._came_through(row, call))
+                        if not touched and self.parent[call] != NONE:  # made of an input of the call around: cast, say
+                            outer = self.rows_of(self.parent[call])
+                            came = flow.source[outer[self.abnormal[outer] & (flow.role[outer] == INPUT)]]
+                            touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
+                if not touched:
+                    continue
+            if call in self.ending:
+                return True
+            reached.add(call)
+            carried.update(mark for _, _, mark, _ in values)
+            inside.update(self.around[call])
+            if not flow.leaf[call]:
+                inside.add(call)
+        return False
+
+    def _came_through(self, row: int, call: int) -> list[int]:
+        """The calls whose own code may have made an input: the one around, and its own if the input is its as well."""
+        around = [self.parent[call]]
+        while around[-1] != NONE:
+            rows = self.rows_of(around[-1])
+            taken = rows[self.flow.role[rows] == INPUT]
+            # Of a model that gives a dict nobody records the gradients that come in.
+            if len(taken) and self.flow.mark[row] not in self.flow.mark[taken]:
+                break
+            around.append(self.parent[around[-1]])
+        return around

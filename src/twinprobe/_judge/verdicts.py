@@ -126,9 +126,9 @@ class Findings:
     def verdicts(self) -> tuple[list[str], list[str], list[str]]:
         """Per row: the verdict, the messages as a JSON list, the reason in words."""
         distinct, place = np.unique(self.bits, return_inverse=True)
-        texts = [_describe(int(bits)) for bits in distinct]
-        rows = [texts[at] for at in place.tolist()]
-        return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+        texts = np.array([_describe(int(bits)) for bits in distinct], dtype=object).reshape(-1, 3)
+        verdict, messages, reason = texts.T[:, place].tolist()
+        return verdict, messages, reason
 
 
 def _describe(bits: int) -> tuple[str, str, str]:

@@ -24,7 +24,7 @@ _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 # The same in the terms of polars, whose texts hold no surrogates; cells keep their line breaks and tabs.
-_UNSEEN_IN_CELL = (
+UNSEEN_IN_CELL = (
     r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{61c}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2066}-\x{2069}\x{feff}"
     r"\x{fff9}-\x{fffb}]"
 )
@@ -57,7 +57,7 @@ def plain_text(show: Callable[[Console], object]) -> str:
 
 def visible_cells(column: pl.Series) -> pl.Series:
     """The column with every such character of its texts spelled out, line breaks and tabs excepted; none is cut."""
-    texts = column.filter(column.str.contains(_UNSEEN_IN_CELL)).unique()
+    texts = column.filter(column.str.contains(UNSEEN_IN_CELL)).unique()
     spelled = [_UNSEEN.sub(lambda match: match[0] if match[0] in "\n\t" else _spell(match), text) for text in texts]
     return column.replace(texts, spelled) if len(texts) else column
 

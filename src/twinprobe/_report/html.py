@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.inside import table_pictures
 from twinprobe._report.tables import RELATIVE_ERROR, STACK
 from twinprobe._runs.summaries import SUMMARIES
 
@@ -209,7 +208,11 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
         ]
     dump = Path(summary.target.path)
     kept = "Data_name" in table.columns or dump.with_name(dump.name.split(".json")[0] + SUMMARIES).is_file()
-    inside = table_pictures(table, summary) if kept and packed["order"] is None else {}
+    inside = {}
+    if kept and packed["order"] is None:
+        from twinprobe._report.inside import table_pictures
+
+        inside = table_pictures(table, summary)
     data = b'{"summary":%s,"table":%s,"inside":%s}' % (
         json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
     )  # fmt: skip

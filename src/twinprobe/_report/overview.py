@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from twinprobe._judge.origin import Summary, unread_rows
-from twinprobe._judge.steps import StepsComparison, Trend
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
@@ -28,6 +27,8 @@ from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from twinprobe._judge.steps import StepsComparison, Trend
 
 VERDICTS = ("pass", "warning", "error", "failed")
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?")

@@ -13,7 +13,7 @@ import numpy as np
 
 from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._measure.statistics import MINUS_INF, MISSING, NAN, NUMBER, OTHER, PLUS_INF, SAME, StatDifference
-from twinprobe._report.console import json_bytes, visible_cells
+from twinprobe._report.console import UNSEEN_IN_CELL, json_bytes, visible_cells
 from twinprobe._report.files import Staging, part_name
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import STATS
@@ -153,7 +153,8 @@ def side_columns(pairs: pl.DataFrame) -> dict[str, pl.Series]:
 def _flag(column: pl.Series) -> pl.Series:
     import polars as pl
 
-    return cast("pl.Series", column.cast(pl.String).str.to_titlecase().fill_null(NOT_APPLICABLE))
+    words = pl.when(column).then(pl.lit("True")).when(~column).then(pl.lit("False")).otherwise(pl.lit(NOT_APPLICABLE))
+    return pl.select(words).to_series()
 
 
 def statistic_columns(pairs: pl.DataFrame, instead: dict[str, str] | None = None) -> dict[str, pl.Series]:
@@ -269,10 +270,7 @@ _HARMLESS = re.compile(HARMLESS)
 
 def guarded(column: pl.Series) -> pl.Series:
     """The column with an apostrophe before each piece of a text that begins like a formula."""
-    import polars as pl
-
-    # Most cells are numbers, and reading one as a number is far cheaper than two regular expressions.
-    texts = column.filter(column.str.strip_suffix("%").cast(pl.Float64, strict=False).is_null()).unique()
+    texts = column.unique()
     texts = texts.filter(texts.str.contains(_SUSPECT) & ~texts.str.contains(HARMLESS))
 
     def guard(match: re.Match[str]) -> str:
@@ -311,7 +309,11 @@ def _spelled(column: pl.Series) -> pl.Series:
     import polars as pl
 
     if column.dtype == pl.String:
-        column = guarded(visible_cells(column))
+        # Most cells are numbers or stand there many times: what is left is searched once, and hardly ever spelled anew.
+        texts = column.unique()
+        texts = texts.filter(texts.str.strip_suffix("%").cast(pl.Float64, strict=False).is_null())
+        odd = texts.filter(texts.str.contains(f"{UNSEEN_IN_CELL}|{_SUSPECT}"))
+        column = column.replace(odd, guarded(visible_cells(odd))) if len(odd) else column
     if column.name in STATISTICS and column.is_in(list(_INFINITIES)).any():
         # The known form: a blank keeps spreadsheets from reading -inf as a formula.
         column = column.replace(_INFINITIES)

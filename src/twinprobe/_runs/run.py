@@ -16,12 +16,10 @@ from typing import IO, TYPE_CHECKING, Any
 from twinprobe._notebook import card
 from twinprobe._runs.dump_json import Stacks, read_document, read_entries, read_parents, read_stacks
 from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
-from twinprobe._runs.other_tools import is_foreign, read_foreign
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
 from twinprobe._runs.summaries import SUMMARIES
 from twinprobe._runs.table import build_table
-from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._runs.whole_files import open_file, remote
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
@@ -95,6 +93,8 @@ class Run:
 
     def load(self, name: str) -> HostTensor:
         """The tensor that the column ``file`` of the table names."""
+        from twinprobe._runs.tensors.tensor_files import open_named
+
         return open_named(self.tensor_folder, name)
 
     @cached_property
@@ -183,6 +183,8 @@ def open_run(path: Path) -> Run:
 
 
 def _open_foreign(path: Path) -> Run:
+    from twinprobe._runs.other_tools import read_foreign
+
     try:
         content = read_foreign(path)
     except DamagedTensor as error:
@@ -198,14 +200,17 @@ def find_run(path: Path) -> Path:
         for name in RUN_FILES:
             if (path / name).is_file():
                 return path / name
-        if is_foreign(path):
-            return path
-        raise BadInput("holds neither dump.json nor debug.json", where=path)
-    if not path.exists():
+    elif not path.exists():
         raise BadInput("does not exist", where=path)
-    if path.name not in (*RUN_FILES, OPTIMIZER_FILE) and path.suffix != SUFFIX and not is_foreign(path):
-        raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
-    return path
+    elif path.name in (*RUN_FILES, OPTIMIZER_FILE) or path.suffix == SUFFIX:
+        return path
+    from twinprobe._runs.other_tools import is_foreign
+
+    if is_foreign(path):
+        return path
+    if path.is_dir():
+        raise BadInput("holds neither dump.json nor debug.json", where=path)
+    raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
 
 
 # A RunSet: the runs under a folder, keyed by graph mode, step and rank.

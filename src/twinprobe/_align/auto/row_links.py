@@ -18,8 +18,8 @@ from twinprobe._align.auto.rule_calls import RULE as RESULTS
 from twinprobe._align.auto.rule_calls import WHOLE
 from twinprobe._align.auto.rule_layers import STACK_RULE, stacked_rows
 from twinprobe._align.calls import Head, Side, dims
-from twinprobe._align.groups import MEANING, PART, Flow, backward_rows, group_rows
-from twinprobe._align.links import NONE, Board, CallGroup, Groups, Pairs, from_partners
+from twinprobe._align.groups import PART, Flow, backward_rows, group_rows
+from twinprobe._align.links import MEANING, MERGED, NONE, Board, CallGroup, Groups, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.rows import pairs_of, part_rows
 from twinprobe._align.turns import REORDERED, fits_shape
@@ -32,7 +32,6 @@ from twinprobe.errors import BadInput
 Rows = tuple[int, ...]
 RULE = "auto"  # how the rules of an alignment begin
 _MOST_LEVELS = 12
-MERGED = "merged statistics"  # how rows of fused and split layers compare
 # What of split layers is what of the fused one when put together.
 _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWARD, INPUT), (GRADIENTS, GRADIENT))
 
