@@ -117,6 +117,8 @@ def effect_of(func: Any) -> int:
     if getattr(func, "__module__", None) == "torch.distributed.distributed_c10d":
         return UNSEEN
     name = getattr(func, "__name__", "")
+    if name.startswith("_amp_foreach_"):  # takes the scale off gradients, which get no new version
+        return UNSEEN
     if name in {"__get__", "__set__"}:
         return REACHES if func in _REACHING_PROPERTIES else PLAIN
     if name in _REACHING:
