@@ -175,3 +175,64 @@ def test_sums_in_another_order_are_noise(tmp_path: Path) -> None:
             optimizer.step()
 
     assert compared(tmp_path, train, Convolutions).first is None
+
+
+def test_other_calls_before_the_loss_are_named_where_updates_hide_them(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        states, rewards = torch.randn(16, WIDTH), torch.randn(16)
+        for _ in range(2):
+            with torch.no_grad():
+                ahead = model(states.roll(1, 0))
+                best = (
+                    ahead.max(1).values if wrong else ahead.gather(1, model(states).argmax(1, keepdim=True)).squeeze(1)
+                )
+                meant = rewards + 0.9 * best * (rewards > 0)
+            functional.smooth_l1_loss(model(states)[:, 0], meant).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert said(compared(tmp_path, train, mlp)).startswith("Tensor.max.0.forward: output.0: only the target run makes")
+
+
+def test_state_that_the_model_writes_by_itself_is_a_result(tmp_path: Path) -> None:
+    class Codebook(nn.Module):
+        """Keeps a running mean of what it sees, as a VQ-VAE does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+            self.register_buffer("mean", torch.ones(WIDTH))
+            self.decay = 0.99
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            with torch.no_grad():
+                self.mean.mul_(self.decay).add_(x.mean(0), alpha=1 - self.decay)
+            return x
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        model.decay = 0.9 if wrong else 0.99
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+
+    assert "0.9 against 0.99" in said(compared(tmp_path, train, Codebook))
+
+
+def test_signs_that_flip_within_rounding_are_no_step(tmp_path: Path) -> None:
+    class Binary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+                x = functional.batch_norm(x, None, None, training=True)
+                x = x + (torch.sign(x) - x).detach()
+            return x
+
+    def train(model: nn.Module, autocast: bool) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model(torch.randn(64, WIDTH)).float().square().mean().backward()
+
+    assert compared(tmp_path, train, Binary).first is None

@@ -391,6 +391,10 @@ class _Walk:
             theirs = queues[1].get(key)
             if not theirs:
                 continue
+            if len(mine) == len(theirs) == 1 and self.one.weights(mine[0]) == self.other.weights(theirs[0]) != {}:
+                self._join(mine[0], theirs[0])  # called once in each run: other shapes are a finding
+                self._descend([(mine[0], theirs[0])])
+                continue
             around: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
             for (calls, link, _), nodes, found in zip(sides, (mine, theirs), around, strict=True):
                 for node in nodes:

@@ -196,8 +196,10 @@ class Siblings:
         ]
 
     def _meet_again(self, found: Twins, scope: tuple[int, int]) -> bool:
-        pair = scope if scope != (ROOT, ROOT) else found[-1] if found else scope
-        return bool(self._agree(*pair, OUTPUT))
+        if scope == (ROOT, ROOT) and found:
+            # Parameters after an update are much the same whatever was computed before: the loss tells.
+            scope = ([pair for pair in found if self.one.backward(pair[0]) != NONE] or found)[-1]
+        return bool(self._agree(*scope, OUTPUT))
 
     def _in_pieces(self, mine: list[int], theirs: list[int]) -> Twins:
         """What is surely the same at both ends, and in between what scores best."""

@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-# Frames of a stack that are nobody's model: the frameworks themselves and what starts them.
 # What the numbers behind a sentence say as well.
 _SIZES = {RULES[rule].words for rule in ("far_norm", "far_sketch", "far_ratio", "far_point", "growth", "cosine")}
 _WHOLE = re.compile("(?i)int|bool")
 _NOTHING = 1e-3  # of the usual norm
+_MOST_REPLACED = 6  # calls in a group that the other run does not make; more are another implementation
+# Frames of a stack that are nobody's model: the frameworks themselves and what starts them.
 _FRAMEWORK_FILES = (
     "/torch/", "/mindspore/", "/paddle/", "importlib", "/twinprobe/", "/runpy.py", "<frozen", "/accelerate/",
 )  # fmt: skip
@@ -93,8 +94,8 @@ def describe(
         sides = (("the target", isolated.target_eps[at]), ("golden", isolated.golden_eps[at]))
         shown = ", ".join(f"{eps:.3g} eps in {who}" for who, eps in sides if not isnan(eps))
         what += f"; by itself it is off by {shown}"
-    own = name.removeprefix(op).strip(".") or name
-    place = own if own != name else name
+    place = name.removeprefix(op).strip(".") or name
+    what = what.replace(f"; {place}: ", "; ")  # the sentence begins with its name
     return Divergence(
         op=op,
         row=name,
@@ -124,17 +125,17 @@ def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) 
     if beginning.cause == MISSING and beginning.arguments:
         missing = pairs["g_op"][beginning.arguments[0]]
         return None if missing is None else (golden, golden.ops[missing])
-    only_target, only_golden = _replaced(target, golden, pairs, beginning)
-    if only_target is not None:
-        return target, only_target
-    return None if only_golden is None else (golden, only_golden)
+    for run, calls in zip((target, golden), _replaced(target, golden, pairs, beginning), strict=True):
+        if calls:
+            return run, calls[0]
+    return None
 
 
-def _replaced(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str | None, str | None]:
-    """In a group of calls: the one call that only the target makes, and the one that only golden makes."""
+def _replaced(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> list[list[str]]:
+    """In a group of calls: the calls that only the target makes, and those that only golden makes."""
     group = pairs["group"][beginning.row] if "group" in pairs.columns else None
     if group is None or beginning.cause not in (OUTPUT_DIFFERS, EXTRA):
-        return None, None
+        return [[], []]
     members = pairs.filter(pairs["group"] == group)
     calls = [
         [run.ops[op] for op in members[f"{side}_op"].drop_nulls().unique().sort().to_list()]
@@ -145,9 +146,7 @@ def _replaced(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginnin
         [call for call, name in zip(side, own, strict=True) if own.count(name) > others.count(name)]
         for side, own, others in zip(calls, names, reversed(names), strict=True)
     ]
-    if max(map(len, only)) != 1:
-        return None, None
-    return (only[0] or [None])[0], (only[1] or [None])[0]
+    return only if max(map(len, only)) <= _MOST_REPLACED else [[], []]
 
 
 def _number(value: float) -> float | None:
@@ -183,7 +182,11 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
         return f"the output differs because an argument differs: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
-    reason = "; ".join([part for part in parts if part not in _SIZES] or parts)
+    if beginning.cause == OUTPUT_DIFFERS and "group" in pairs.columns and pairs["group"][beginning.row] is not None:
+        if kinds and kinds[0].name in ("function", "extra", "missing") and RULES["injected"].words in parts:
+            return f"the same inputs give another result: {kinds[0].sentence}"
+    # The heading says already that it begins here.
+    reason = "; ".join([part.removesuffix(": injected here") for part in parts if part not in _SIZES] or parts)
     return f"{reason}; {named}" if named and named not in reason else reason
 
 
@@ -285,11 +288,15 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
     if mask is not None:
         return mask
     cause = beginning.cause
-    only_target, only_golden = _replaced(target, golden, evidence.pairs, beginning)
-    if only_target is not None and only_golden is not None:
-        return Kind("function", f"{api_name(only_target)} against {api_name(only_golden)}", 0.95)
-    if only_target is not None or only_golden is not None:
-        cause = MISSING if only_target is None else EXTRA
+    only = _replaced(target, golden, evidence.pairs, beginning)
+    if any(only):
+        calls = [", ".join(dict.fromkeys(map(api_name, side))) for side in only]
+        if all(only):
+            return Kind("function", f"{calls[0]} against {calls[1]}", 0.95)
+        if max(map(len, only)) > 1:
+            who, kind = ("target", "extra") if only[0] else ("golden", "missing")
+            return Kind(kind, f"only the {who} run calls {calls[0] or calls[1]}", 0.95)
+        cause = EXTRA if only[0] else MISSING
     row = evidence.pairs.row(beginning.row, named=True)
     if row["t_op"] is not None and row["g_op"] is not None and beginning.cause not in (PARAMETER_DIFFERS, OUTSIDE):
         apis = [parse_op(run.ops[row[f"{side}_op"]]) for run, side in ((target, "t"), (golden, "g"))]
@@ -423,7 +430,9 @@ def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judg
     differs = judged.state[rows] == DIFFERS
     if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
         differs |= judged.noise.far[rows]
-    elif not differs.any():  # gradients that are zero but for noise are not what one asks for
+    elif not any(beginning.reaches for beginning in judged.beginnings):  # a few epsilons that no call stands out for
+        differs &= judged.noise.far[rows]
+    if name not in ("loss", "outputs") and not differs.any():  # gradients that are zero but for noise are not what one asks for
         size = np.nan_to_num(np.abs(evidence.pairs["g_norm"].gather(rows).to_numpy().astype(np.float64)))
         error = np.where(size > _NOTHING * np.median(size), error, 0.0)
     worst = int(rows[int(np.argmax(error))])

@@ -97,6 +97,15 @@ class Flow:
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
 
+    @property
+    def takes_unpaired(self) -> Bools:
+        """Calls (or groups of calls) that take a tensor without a counterpart in the golden run."""
+        taken = (self.role == INPUT) & (self.of_row >= 0) & (self.golden_call == NONE) & (self.elements[0] > 1)
+        made_inside = (self.target_source != NONE) & (self.of_row[self.target_source] == self.of_row)
+        calls = np.zeros(len(self.ops), dtype=bool)
+        calls[self.of_row[taken & ~made_inside]] = True
+        return calls
+
     def spread(self, per_call: Bools) -> Bools:
         """A fact of each call, given to each of its rows."""
         return np.where(self.of_row >= 0, per_call[self.of_row], False)

@@ -58,6 +58,7 @@ _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many 
 _WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
 _SEEN = 3.0
+_PATHS = "ctc_loss"
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32.
 _FAR, _FAR_LEAST = 8.0, 1e-3  # times as many, and this share: no noise
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
@@ -163,6 +164,12 @@ def expected_errors(
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, _beside(flow, values, grain))
+    # A value that several calls read, of which one explains it, is explained.
+    read = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & ~flow.parameter & (values.elements > 1))
+    _, value = np.unique(flow.mark[read], return_inverse=True)
+    most = np.zeros(len(read))
+    np.maximum.at(most, value, np.nan_to_num(allowed[read]))
+    allowed[read] = np.fmax(allowed[read], most[value])
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
@@ -376,6 +383,7 @@ class _Operands:
         for array, what in ((self.size, values.elements), (self.norm, values.norm), (self.fine, values.epsilon)):
             np.maximum.at(array, owners, what[self.gives])
         self.terms = self._contracted(pairs, flow)
+        self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
         self.divides = flow.updates & np.array([_DIVIDES in op.body for op in flow.ops], dtype=bool)
         self.step = np.zeros(count)  # the largest plain number that a call is given: an update's step
         if self.divides.any():
@@ -390,6 +398,10 @@ class _Operands:
             np.where(place != NONE, values.rms[np.maximum(place, 0)], 1.0)
             for place in (self.first, self.second, self.third)
         )
+        paths = np.array([_PATHS in op.body for op in flow.ops] or [False], dtype=bool)
+        if paths.any():
+            self.path = np.where(paths & ~self.backward, self.terms * self.first_rms, 0.0)
+            self.path = np.where(paths & (flow.twin != NONE), self.path[flow.twin], self.path)
         self.value_norm = self.third_rms * np.sqrt(self.size)  # of attention: what it averages
         # Normalising divides by what is left of the values without their mean.
         rms, mean = values.rms[self.rows], np.abs(values.mean[self.rows])
@@ -423,6 +435,8 @@ class _Operands:
             shape = known[shapes[int(self.first[call])]]
             if shape and len(shape) > 1 and is_over_batch(flow.ops[call]):
                 terms[call] = float(np.prod(shape)) / max(shape[1], 1)
+        for call in [call for call, op in enumerate(flow.ops) if _PATHS in op.body and self.first[call] != NONE]:
+            terms[call] = float((known[shapes[int(self.first[call])]] or (1,))[0])
         for call in np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE)).tolist():
             op, first = flow.ops[call], int(self.first[call])
             # Where what goes in has no partner (patches that are cut elsewhere), the weight comes first.
@@ -530,6 +544,8 @@ class _Operands:
         often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
         # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
         often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
+        # The error of a logarithm is relative to what it is the logarithm of.
+        often = np.maximum(often, self.path**2)
         return np.where(self.backward, 2 * np.maximum(often, 4.0), often)
 
 

@@ -95,7 +95,7 @@ _BY_NAME: dict[str, Operation] = {
         binary_cross_entropy_with_logits cosine_similarity cosine_embedding_loss margin_ranking_loss
         softmax_cross_entropy bce_loss softmax_with_cross_entropy
         """, 4.0, 8),
-    **_named(Family.LOSS, "ctc_loss", 4.0, 512),  # adds up logarithms along whole paths
+    **_named(Family.LOSS, "ctc_loss", 4.0, 64),  # and what whole paths lose
     **_named(Family.CHOICE, """
         topk argmax argmin argsort sort multinomial_greedy eq ne lt le gt ge nonzero unique bucketize searchsorted round
         floor ceil trunc sign isclose floor_divide floordiv mod fmod remainder logical_and logical_or logical_not

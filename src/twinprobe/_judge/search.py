@@ -188,6 +188,8 @@ def _unexplained(
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering)
     gradients = off & (flow.role == GRADIENT)
+    if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
+        gradients &= noise.far | (flow.back[call] != NONE)
     found: Bools = outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
     return found
 
@@ -383,11 +385,17 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
     seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
     gradients = len(rows[PARAMETER_GRADIENTS])
-    read = bool(gradients) or not len(rows["loss"]) or bool(noise.abnormal[rows["loss"]].any())
+    outputs = rows["outputs"]
+    # Without either, what comes last counts: padding of a prompt is off, and no token that is made of it.
+    final = rows["loss"] if len(rows["loss"]) else outputs[flow.of_row[outputs] == flow.of_row[outputs].max(initial=0)]
+    read = bool(gradients) or bool((noise.abnormal if len(rows["loss"]) else noise.far)[final].any())
     if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
-    apart = noise.far & ~ignored_rows(flow, noise.error)
+    # A sign, a rounding, an index flips: a step by nature.
+    flips = flow.spread(np.array([operation_of(op).family == Family.CHOICE for op in flow.ops] or [False], dtype=bool))
+    flips |= (flow.source != NONE) & flips[flow.source]
+    apart = noise.far & ~flips & ~ignored_rows(flow, noise.error)
     known = np.flatnonzero(apart & facts.matched & flow.spread(forward & flow.leaf)).tolist()
     grew = []
     if known:
@@ -395,7 +403,8 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
         row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
         came = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row == flow.of_row[row]) & ~noise.masked
         before = float(np.max(np.nan_to_num(noise.error), where=came & (flow.role[row] == OUTPUT), initial=0.0))
-        if noise.error[row] > _JUMP * before:  # less is no step: noise that grows from call to call
+        known = any(beginning.call == flow.of_row[row] for beginning in beginnings)
+        if noise.error[row] > _JUMP * before and not known:  # less is no step: noise that grows from call to call
             grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
     found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
     for beginning in found:
@@ -455,12 +464,12 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
         if not update and after < len(reader) and (direction != FORWARD or reader[after] <= end):
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
-    # So is a buffer that a module writes to: the next step reads it.
+    # So is a buffer that the model's or the user's own code writes to, in one call or several: the next step reads it.
     writes = np.array([op.direction == FORWARD and not op.body.startswith("__") for op in flow.ops], dtype=bool)
-    first = flow.first_inputs(flow.in_place & writes & ~flow.updates & (flow.parent != NONE))
-    first = first[(flow.source[first] == NONE) & ~flow.parameter[first] & (flow.elements[0][first] > 1)]
     kept = np.zeros(len(flow.ops), dtype=bool)
-    kept[flow.of_row[first]] = True
+    for row in flow.first_inputs(flow.in_place & writes & ~flow.updates).tolist():
+        if not flow.parameter[row] and flow.elements[0][row] > 1:
+            kept[flow.of_row[row]] = flow.source[row] == NONE or kept[flow.of_row[flow.source[row]]]
     state |= outputs & flow.spread(kept)
     # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
     silent = np.array([op.direction in (FORWARD, "") for op in flow.ops], dtype=bool)

@@ -84,6 +84,7 @@ RULES: dict[str, Rule] = {
     "without_effect": Rule(WARNING, "differs more than noise explains, without effect on any result"),
     "injected": Rule(WARNING, "the output differs while all inputs agree: injected here"),
     "injected_beyond": Rule(WARNING, "the output differs more than its inputs explain: injected here"),
+    "injected_unpaired": Rule(WARNING, "the output differs, and not every input has a counterpart: injected here"),
     "isolated": Rule(WARNING, "from its own inputs the target's call gives other values: injected here"),
     "isolated_golden": Rule(WARNING, "from its own inputs golden's call gives other values: injected here"),
     "injected_by_argument": Rule(WARNING, "the output differs because an argument differs: injected here"),
@@ -281,9 +282,7 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     pairs, deviation = evidence.pairs, evidence.deviation
     rows = Rows(pairs)
     weighed = thresholds.rounding is None and evidence.mode != DIGESTS
-    flow: Flow | None = None
-    noise: Noise | None = None
-    beginnings: list[Beginning] = []
+    flow, noise, beginnings = None, None, list[Beginning]()
     if weighed:
         flow, noise, beginnings, deviation = _weigh(run, evidence, rows, thresholds)
     calls = call_facts(run, pairs, deviation)
@@ -306,8 +305,8 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
         findings.mark("other_arguments", unlike & (deviation.state == DIFFERS))
         silent |= unlike
     _mark_facts(findings, rows, deviation, calls, silent, by_row=thresholds.by_row or not weighed)
-    if noise is not None:
-        _mark_beginnings(findings, noise, deviation, calls, beginnings, silent, evidence.isolated)
+    if noise is not None and flow is not None:
+        _mark_beginnings(findings, flow, noise, deviation, calls, beginnings, silent, evidence.isolated)
     else:
         _mark_differences(findings, deviation, calls, evidence.mode, silent)
     findings.mark("unreadable", unread)
@@ -477,6 +476,7 @@ def _mark_facts(
 
 def _mark_beginnings(
     findings: Findings,
+    flow: Flow,
     noise: Noise,
     deviation: Deviation,
     calls: Calls,
@@ -494,15 +494,15 @@ def _mark_beginnings(
         own[beginning.row] = True
         here |= own
         rule = CAUSES[beginning.cause].rule if beginning.reaches else "without_effect"
-        if rule == "injected" and calls.role[beginning.row] == GRADIENT:
-            rule = "gradient"
-        if rule == "injected" and calls.role[beginning.row] == POINT:
-            rule = "point"
+        if rule == "injected":
+            rule = {GRADIENT: "gradient", POINT: "point"}.get(int(calls.role[beginning.row]), rule)
         if rule == "injected" and isolated is not None and not np.isnan(isolated.times[beginning.row]):
             target = isolated.target_times[beginning.row] >= np.nan_to_num(isolated.golden_times[beginning.row])
             rule = "isolated" if target else "isolated_golden"
         if rule == "injected" and calls.inputs_differ[beginning.call]:
             rule = "injected_beyond"
+        if rule == "injected" and flow.takes_unpaired[beginning.call]:
+            rule = "injected_unpaired"
         findings.mark(rule, own)
     rest = differs & ~here
     collective = calls.spread(calls.collective) & ~calls.spread(calls.inputs_differ)

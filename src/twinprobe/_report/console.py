@@ -80,7 +80,7 @@ _INDENT = "  "
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """Print what was compared, the counts, the first divergence and where the files are."""
+    """Print what was compared, whether its results agree, the first divergence, the counts and the files."""
     plain = console.options.ascii_only
     for line in _lines(summary, plain=plain):
         if plain:
@@ -98,21 +98,6 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
         line = _text(f"{_INDENT}{who}  ", "dim").append(visible(side.path))
         yield line.append(visible(dot + dot.join(fact for fact in facts if fact)), "dim")
     yield _text("")
-    counts = [
-        f"{summary.rows:,} rows",
-        f"{summary.matched:,} matched",
-        f"{summary.target_only:,} only in target",
-        f"{summary.golden_only:,} only in golden",
-        *([f"{summary.unread:,} unreadable"] if summary.unread else []),
-    ]
-    yield _text(_INDENT + dot.join(counts))
-    line = _text(_INDENT)
-    for verdict, (sign, plain_sign, style) in _SIGNS.items():
-        count = summary.verdicts.get(verdict, 0)
-        line.append(f"{plain_sign if plain else sign} {count:,} {verdict}   ", style if count else "dim")
-    line.rstrip()
-    yield line
-    yield _text("")
     for result in summary.results:
         yield _result(result, plain=plain)
     if summary.results:
@@ -127,6 +112,21 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
         yield from _no_divergence(summary)
     for note in summary.notes:
         yield _text("note: ", "cyan").append(visible(note))
+    yield _text("")
+    counts = [
+        f"{summary.rows:,} rows",
+        f"{summary.matched:,} matched",
+        f"{summary.target_only:,} only in target",
+        f"{summary.golden_only:,} only in golden",
+        *([f"{summary.unread:,} unreadable"] if summary.unread else []),
+    ]
+    yield _text(_INDENT + dot.join(counts))
+    line = _text(_INDENT)
+    for verdict, (sign, plain_sign, style) in _SIGNS.items():
+        count = summary.verdicts.get(verdict, 0)
+        line.append(f"{plain_sign if plain else sign} {count:,} {verdict}   ", style if count else "dim")
+    line.rstrip()
+    yield line
     if summary.files:
         yield _text("")
         yield _text("written to", "bold")
@@ -153,8 +153,11 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
     elif any(not result.agrees for result in summary.results):
         names = [[result.name for result in summary.results if result.agrees == agrees] for agrees in (False, True)]
         others = ", and no single call stands out: small errors grow on the way; --noise shows how far"
+        few = all(2 * result.differing < result.values for result in summary.results if not result.agrees)
         if names[1]:
             others = f", without effect on {', '.join(names[1])}"
+        elif few:
+            others = " in part, without effect on the rest: padding, or values that nothing reads"
         verb = "differs" if names[0] == ["loss"] else "differ"
         yield _text(f"No first divergence: {' and '.join(names[0])} {verb}{others}.", "yellow")
     elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
