@@ -226,6 +226,20 @@ def test_the_same_storage_with_other_content_is_measured_again(tmp_path: Path, d
     assert seen == [0.0, 1.0, 2.0, 10.0, 9.0]
 
 
+def test_gradients_are_measured_again_after_unscaling(tmp_path: Path, dump_of: Any) -> None:
+    """The kernel that takes a loss's scale off the gradients writes to them without a new version."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    with record(model, tmp_path / "dump", level="L1"):
+        model(torch.ones(2, 4)).sum().backward()
+        gradients = [one.grad for one in model.parameters()]
+        torch._foreach_norm(gradients)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros(1), torch.tensor([0.25]))
+        torch._foreach_norm(gradients)
+    data = dump_of(tmp_path / "dump").data
+    norms = [data[f"Torch._foreach_norm.{call}.forward"]["input_args"][0] for call in (0, 1)]
+    assert [one["Norm"] for one in norms[1]] == [0.25 * one["Norm"] for one in norms[0]]
+
+
 def test_meta_models_can_be_watched(tmp_path: Path, dump_of: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 4, device="meta"))
     debugger = PrecisionDebugger(dump_path=tmp_path / "dump", level="mix", task="tensor", summary_mode="md5")

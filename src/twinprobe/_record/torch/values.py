@@ -114,9 +114,10 @@ def effect_of(func: Any) -> int:
         return BACKWARD
     if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return _effect_of_operator(func)
-    if getattr(func, "__module__", None) == "torch.distributed.distributed_c10d":
-        return UNSEEN
     name = getattr(func, "__name__", "")
+    # Collectives, and what takes a loss's scale off the gradients.
+    if getattr(func, "__module__", None) == "torch.distributed.distributed_c10d" or name.startswith("_amp_foreach_"):
+        return UNSEEN
     if name in {"__get__", "__set__"}:
         return REACHES if func in _REACHING_PROPERTIES else PLAIN
     if name in _REACHING:
