@@ -117,7 +117,8 @@ def find_beginnings(
         if flow.ops[owner := int(flow.of_row[row])].direction == FORWARD:
             arguments.setdefault(owner, []).append(row)
     events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (_when(flow, row), row))
-    deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
+    taking = {int(flow.of_row[row]) for row in events if flow.role[row] in (INPUT, PARAMETER)}
+    deeper = {outer for call in taking for outer in flow.parents_of(call)}
     found: dict[int, Beginning] = {}
     for row in events:
         owner = int(flow.of_row[row])
@@ -238,14 +239,6 @@ def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     other &= np.isin(target, golden[taken]) & np.isin(golden, target[taken])
     exchanged[flow.of_row[other]] = True
     return exchanged & flow.updates
-
-
-def _deeper(flow: Flow, entering: list[int]) -> set[int]:
-    """Calls around a call that takes a differing value itself: the innermost is named."""
-    around: set[int] = set()
-    for call in {int(flow.of_row[row]) for row in entering}:
-        around.update(flow.parents_of(call))
-    return around
 
 
 def _alone(row: int, facts: Differences) -> bool:
@@ -371,6 +364,13 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
             or bool(flow.updates[beginning.call])
             or _reaches(flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called)
         )
+    # A parameter that differs at its optimiser differed where it was used first.
+    for late in [one for one in beginnings if one.cause == PARAMETER_DIFFERS and flow.updates[one.call]]:
+        used = (flow.mark == flow.mark[late.row]) & flow.parameter & ~flow.spread(flow.updates) & (flow.of_row >= 0)
+        early = [one for one in beginnings if used[one.row] and one.cause == PARAMETER_DIFFERS]
+        if early:
+            early[0].reaches |= late.reaches
+            beginnings.remove(late)
 
 
 def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
@@ -380,6 +380,11 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     """
     rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
     far = {name: noise.far[found] for name, found in rows.items()}
+    # Other whole numbers from outside (tokens) are no noise: they are the cause, once the loss is not quite the same.
+    given = [one for one in beginnings if one.cause == OUTSIDE and facts.whole[one.row]]
+    if given and far["outputs"].any() and (np.nan_to_num(noise.error[rows["loss"]]) > 0).any():
+        given[0].reaches = True
+        return beginnings
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
     seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
     gradients = len(rows[PARAMETER_GRADIENTS])
