@@ -235,3 +235,35 @@ def test_a_parameter_is_named_where_it_is_used_not_where_it_is_updated(tmp_path:
     first = compared(tmp_path, train, Routed).first
     assert first is not None
     assert (first.module, first.begins) == ("gate", "parameter")
+
+
+class Row(nn.Linear):
+    """A linear layer by another name."""
+
+
+class RowParallelLinear(nn.Linear):
+    """The same."""
+
+
+@pytest.mark.parametrize(
+    ("classes", "kind"), [((Row, RowParallelLinear), "factor"), ((nn.GELU, nn.SiLU), "function")]
+)  # fmt: skip
+def test_the_name_of_a_class_is_no_cause_but_an_activation_is(
+    tmp_path: Path, classes: tuple[type[nn.Module], ...], kind: str
+) -> None:
+    made = iter(classes)
+
+    def model() -> nn.Module:
+        cls = next(made)
+        layer = cls(WIDTH, WIDTH) if issubclass(cls, nn.Linear) else cls()
+        if cls is Row:
+            layer.register_forward_hook(lambda _module, _inputs, output: output.mul(1.0001))
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.Linear(WIDTH, WIDTH))
+
+    def train(model: nn.Module, _wrong: bool) -> None:
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+
+    first = compared(tmp_path, train, model, level="L0").first
+    assert first is not None
+    assert first.kinds[0]["name"] == kind
+    assert ("1.0001 x golden" in first.sentence) == (kind == "factor")

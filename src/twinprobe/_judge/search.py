@@ -380,9 +380,9 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     """
     rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
     far = {name: noise.far[found] for name, found in rows.items()}
-    # Other whole numbers from outside (tokens) are no noise: they are the cause, once the loss is not quite the same.
+    # Other whole numbers from outside, tokens say, are no noise: the cause, once the loss is off by more than rounding.
     given = [one for one in beginnings if one.cause == OUTSIDE and facts.whole[one.row]]
-    if given and far["outputs"].any() and (np.nan_to_num(noise.error[rows["loss"]]) > 0).any():
+    if given and far["outputs"].any() and noise.abnormal[rows["loss"]].any():
         given[0].reaches = True
         return beginnings
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
