@@ -244,6 +244,15 @@ def test_micro_batches_meet_by_their_values(tmp_path: Path, level: str) -> None:
     assert place_of_first(compared(target, faulty)) == FAULTY
 
 
+def test_batches_that_are_cut_otherwise_meet_in_their_order(tmp_path: Path) -> None:
+    target, _ = recorded(tmp_path / "t", llama(), accumulated(IDS, OTHER_IDS), "L0")
+    pieces = IDS[:1], IDS[1:], OTHER_IDS[:1], OTHER_IDS[1:]
+    golden, _ = recorded(tmp_path / "g", llama(), accumulated(*pieces), "L0")
+    assert compared(target, golden).summary.first is None
+    other, _ = recorded(tmp_path / "o", llama(), accumulated(*reversed(pieces)), "L0")
+    assert compared(target, other).summary.first is not None
+
+
 @pytest.mark.parametrize("level", ["mix", "L0"])
 def test_a_whole_batch_meets_its_halves_put_together(tmp_path: Path, level: str) -> None:
     halves, _ = recorded(tmp_path / "t", llama(), accumulated(IDS[:1], IDS[1:]), level)

@@ -236,3 +236,95 @@ def test_signs_that_flip_within_rounding_are_no_step(tmp_path: Path) -> None:
             model(torch.randn(64, WIDTH)).float().square().mean().backward()
 
     assert compared(tmp_path, train, Binary).first is None
+
+
+class Tagger(nn.Module):
+    """Reads a sentence; the loss reads its last word alone, through few digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.rnn = nn.Embedding(50, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, 5)
+        self.to(torch.bfloat16)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        out, _ = self.rnn(self.emb(ids))
+        return out, self.head(out[:, -1] if mask is None else (out * mask).sum(1))
+
+
+def test_another_token_is_the_cause_although_the_loss_hardly_shows_it(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        ids, labels = torch.randint(1, 50, (4, 12)), torch.randint(5, (4,))
+        ids[0, 2] = 7 if wrong else 3
+        functional.cross_entropy(model(ids)[1].float(), labels).backward()
+
+    assert "Functional.embedding.0" in said(compared(tmp_path, train, Tagger))
+
+
+def test_another_token_that_no_loss_reads_is_no_fault(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        ids, labels = torch.randint(1, 50, (4, 12)), torch.randint(5, (4,))
+        ids[:, 8:] = 7 if wrong else 3
+        mask = torch.ones(4, 12, 1, dtype=torch.bfloat16)
+        mask[:, 8:] = 0
+        functional.cross_entropy(model(ids, mask)[1].float(), labels).backward()
+
+    found = compared(tmp_path, train, Tagger)
+    assert found.agrees, found.first
+
+
+def test_a_parameter_is_named_where_it_is_used_not_where_it_is_updated(tmp_path: Path) -> None:
+    factors = iter((1.012, 1.0))
+
+    class Routed(nn.Module):
+        """A gate whose weight hardly moves what comes out in 16 bits."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.body = nn.Linear(WIDTH, 4, bias=False), nn.Linear(WIDTH, WIDTH)
+            self.gate.weight.data *= next(factors)
+            self.to(torch.bfloat16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x) * (1 + self.gate(x).softmax(-1).amax(-1, keepdim=True) / 100)
+
+    def train(model: nn.Module, _wrong: bool) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        model(torch.randn(8, WIDTH).bfloat16()).float().square().mean().backward()
+        optimizer.step()
+
+    first = compared(tmp_path, train, Routed).first
+    assert first is not None
+    assert (first.module, first.begins) == ("gate", "parameter")
+
+
+class Row(nn.Linear):
+    """A linear layer by another name."""
+
+
+class RowParallelLinear(nn.Linear):
+    """The same."""
+
+
+@pytest.mark.parametrize(
+    ("classes", "kind"), [((Row, RowParallelLinear), "factor"), ((nn.GELU, nn.SiLU), "function")]
+)  # fmt: skip
+def test_the_name_of_a_class_is_no_cause_but_an_activation_is(
+    tmp_path: Path, classes: tuple[type[nn.Module], ...], kind: str
+) -> None:
+    made = iter(classes)
+
+    def model() -> nn.Module:
+        cls = next(made)
+        layer = cls(WIDTH, WIDTH) if issubclass(cls, nn.Linear) else cls()
+        if cls is Row:
+            layer.register_forward_hook(lambda _module, _inputs, output: output.mul(1.0001))
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.Linear(WIDTH, WIDTH))
+
+    def train(model: nn.Module, _wrong: bool) -> None:
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+
+    first = compared(tmp_path, train, model, level="L0").first
+    assert first is not None
+    assert first.kinds[0]["name"] == kind
+    assert ("1.0001 x golden" in first.sentence) == (kind == "factor")

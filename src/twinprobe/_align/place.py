@@ -134,10 +134,15 @@ def _in_parts(many: Calls, few: Calls) -> list[tuple[tuple[int, ...], tuple[int,
     if len(times) != 1 or (count := times.pop()) < 2 or not count.is_integer():
         return []
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    batches = min(
+        len(others) for _, others in shared
+    )  # of the run with fewer: what is called least is called once each
     for ops, others in shared:
+        each = len(others) // batches if len(others) % batches == 0 else len(others)
         for at, other in enumerate(others):
+            begin = at // each * int(count) * each
             # The last part stands for all: what comes after it comes after the whole.
-            parts = ops[at :: len(others)][::-1]
+            parts = ops[begin + at % each : begin + int(count) * each : each][::-1]
             for role in (INPUT, PARAMETER, OUTPUT):
                 whole = few.prints.rows(other, role)
                 rows = [many.prints.rows(op, role) for op in parts]

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
+_WITHOUT_UPDATES = ("paddle", "mindspore")  # their optimizers are no recorded calls, and write no optimizer.json
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
@@ -173,6 +174,10 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     were written to in between.
     """
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
+    unseen = [run.framework for run in (target, golden) if run.framework in _WITHOUT_UPDATES]
+    if unseen and any(result.name == PARAMETER_GRADIENTS for result in summary.results):
+        note = f"what the optimizer does is not recorded in {unseen[0]}: updates and its settings were not compared"
+        summary = replace(summary, notes=[*summary.notes, note])
     alone = not target.arrangement and not golden.arrangement and options.thresholds.rounding is None
     if (
         not alone

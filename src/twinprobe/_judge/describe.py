@@ -13,7 +13,7 @@ from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import DIFFERS, dtypes_differ
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow, result_rows
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, statistic_kinds
-from twinprobe._judge.operations import argument_name
+from twinprobe._judge.operations import argument_name, same_function
 from twinprobe._judge.origin import Divergence, Result
 from twinprobe._judge.search import (
     ARGUMENT,
@@ -301,7 +301,7 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
         names = [(api.cls or api.body).rpartition(".")[2] for api in apis]
         if (
             apis[0].direction == FORWARD
-            and names[0].strip("_") != names[1].strip("_")
+            and not same_function(apis[0], apis[1])
             and beginning.cause in ("", ARGUMENT, OUTPUT_DIFFERS)
         ):
             return Kind("function", f"{names[0]} against {names[1]}", 0.95)

@@ -84,8 +84,8 @@ def statistic_kinds(suspect: Suspect) -> list[Kind]:
 
 
 def shown(number: float) -> str:
-    """Four digits."""
-    return f"{number:.4g}"
+    """Four digits, and more of a number that is almost 1."""
+    return f"{number:.4g}" if f"{number:.4g}" != "1" else f"{number:.8g}"
 
 
 def percent(share: float) -> str:

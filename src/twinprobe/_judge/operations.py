@@ -159,6 +159,21 @@ def is_smooth(name: str) -> bool:
     return Family.SMOOTH in (_of_name(name).family, _of_class(name).family)
 
 
+def same_function(target: OpName, golden: OpName) -> bool:
+    """Whether two calls may compute the same, by their names.
+
+    A class of modules may have any name: only those of activations, and of known functions that are not the same, say
+    that something else is computed.
+    """
+    names = [(op.cls or op.body).rpartition(".")[2].strip("_") for op in (target, golden)]
+    if names[0] == names[1] or not (target.cls and golden.cls):
+        return names[0] == names[1]
+    known = [
+        max((one for one in _BY_NAME if one.replace("_", "") in name.lower()), key=len, default="") for name in names
+    ]
+    return not all(map(is_smooth, names)) and ("" in known or known[0] == known[1])
+
+
 def hidden_precision(settings: dict[str, Any]) -> float:
     """The epsilon of a type that products are computed in without its name in the dump; 0 where there is none."""
     if settings.get("matmul_precision") == "medium":

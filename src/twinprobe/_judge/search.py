@@ -119,7 +119,8 @@ def find_beginnings(
         if flow.ops[owner := int(flow.of_row[row])].direction == FORWARD:
             arguments.setdefault(owner, []).append(row)
     events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (_when(flow, row), row))
-    deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
+    taking = {int(flow.of_row[row]) for row in events if flow.role[row] in (INPUT, PARAMETER)}
+    deeper = {outer for call in taking for outer in flow.parents_of(call)}
     found: dict[int, Beginning] = {}
     for row in events:
         owner = int(flow.of_row[row])
@@ -244,14 +245,6 @@ def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     return exchanged & flow.updates
 
 
-def _deeper(flow: Flow, entering: list[int]) -> set[int]:
-    """Calls around a call that takes a differing value itself: the innermost is named."""
-    around: set[int] = set()
-    for call in {int(flow.of_row[row]) for row in entering}:
-        around.update(flow.parents_of(call))
-    return around
-
-
 def _alone(row: int, facts: Differences) -> bool:
     """Whether a row exists, and in one run only."""
     return row != NONE and not facts.matched[row]
@@ -370,6 +363,13 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # What an optimiser writes is read in the next step.
         beginning.reaches |= acts or bool(flow.updates[beginning.call]) or chains.reach_an_end(beginning)
+    # A parameter that differs at its optimiser differed where it was used first.
+    for late in [one for one in beginnings if one.cause == PARAMETER_DIFFERS and flow.updates[one.call]]:
+        used = (flow.mark == flow.mark[late.row]) & flow.parameter & ~flow.spread(flow.updates) & (flow.of_row >= 0)
+        early = [one for one in beginnings if used[one.row] and one.cause == PARAMETER_DIFFERS]
+        if early:
+            early[0].reaches |= late.reaches
+            beginnings.remove(late)
 
 
 def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
@@ -379,6 +379,11 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     """
     rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
     far = {name: noise.far[found] for name, found in rows.items()}
+    # Other whole numbers from outside, tokens say, are no noise: the cause, once the loss is off by more than rounding.
+    given = [one for one in beginnings if one.cause == OUTSIDE and facts.whole[one.row]]
+    if given and far["outputs"].any() and noise.abnormal[rows["loss"]].any():
+        given[0].reaches = True
+        return beginnings
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
     gradients = len(rows[PARAMETER_GRADIENTS])
     outputs = rows["outputs"]

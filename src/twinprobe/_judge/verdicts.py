@@ -148,8 +148,7 @@ class Thresholds:
     """Every limit that a verdict depends on; docs/metrics.md explains each."""
 
     rounding: float | None = None
-    """Given by hand: a relative error below this many machine epsilons of the coarser dtype is rounding, and nothing
-    else is. Otherwise the expected error along the run decides."""
+    """Given by hand, in place of the expected error: what is rounding, in machine epsilons of the coarser dtype."""
     suspicious: float = 4.0
     """An error this many times as large as rounding and the inputs' errors explain begins here."""
     estimated: float = 6.0
@@ -217,11 +216,8 @@ class Judged:
 
 @dataclass
 class Isolated:
-    """What replaying calls from their own inputs has shown, by row; NaN where a row was not replayed.
-
-    The errors are those of each side from its own float64 reference, in epsilons and in multiples of what the
-    operation may lose.
-    """
+    """What replaying calls from their own inputs has shown, by row; NaN where a row was not replayed: how far each side
+    is from its own float64 reference, in epsilons and in multiples of what the operation may lose."""
 
     target_eps: Floats
     target_times: Floats
@@ -395,6 +391,10 @@ def _weigh(
     isolated = None if evidence.isolated is None else evidence.isolated.times
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
+    if any(beginning.reaches and not noise.far[beginning.row] for beginning in beginnings):
+        from twinprobe._judge.siblings import without_the_usual
+
+        beginnings = without_the_usual(flow, noise, facts, limit, isolated, limit >= plain, sketched, beginnings)
     if not any(beginning.reaches for beginning in beginnings):
         beginnings = grown(flow, noise, facts, beginnings) + untrained(pairs, flow, facts)
     compared = rows.tensor & rows.matched & ~integer & ~np.isnan(error)
