@@ -203,6 +203,20 @@ def test_noise_that_grows_is_no_parting_and_a_jump_is(tmp_path: Path) -> None:
     assert compare_steps(stream(tmp_path / "jump", jump), golden).parting.step == 12
 
 
+@pytest.mark.parametrize(("off", "cause", "words"), [(1e-3, "dtype", "16-bit"), (2e-2, "kernel", "more than rounding")])
+def test_only_what_16_bits_leave_is_called_another_dtype(off: float, cause: str, words: str, tmp_path: Path) -> None:
+    """A fault that moves a norm by percents, like a mask that is off by one, is no rounding of bfloat16."""
+    names = ["output.layers.0.norm", "output.layers.0.eps"]
+    for side, factor in (("target", 1 + off), ("golden", 1.0)):
+        writer = WatchStream(tmp_path / side / "rank0" / STREAM, 1000)
+        for step in range(4):
+            writer.append(step, names, np.array([3.0 * (factor if step else 1), 2.0**-23], dtype=np.float32))
+        writer.close()
+    parting = compare_steps(tmp_path / "target", tmp_path / "golden").parting
+    assert (parting.step, parting.cause) == (1, cause)
+    assert words in parting.sentence
+
+
 def test_runs_without_a_step_or_a_series_in_common_are_refused(tmp_path: Path) -> None:
     golden = stream(tmp_path / "golden", run_of())
     with pytest.raises(NothingToCompare, match="no step in common"):
