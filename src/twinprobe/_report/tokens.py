@@ -52,6 +52,7 @@ svg.curves { max-width: 1000px; display: block; }
 @media (max-width: 600px) { svg.curves text { font-size: 22px; } svg.curves .t, svg.curves .m { stroke-width: 3; } }
 .key { display: flex; gap: 2px 18px; flex-wrap: wrap; font-size: 12.5px; color: var(--soft); }
 """
+_TAME = 100.0  # times what calls usually lose: such a call may lose anything
 _MOST_MODULES = 160
 _MOST_COLUMNS = 480
 _MOST_ROWS = 500
@@ -199,9 +200,10 @@ def _noise_before(found: Compared, begun: int) -> float:
     if noise is None:
         return _LEAST
     before = found.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun
-    known = noise.expected[before & np.isfinite(noise.expected)]
-    usual = float(np.quantile(known, 0.95)) if len(known) else 0.0
-    seen = found.judged.error[before & (found.judged.state != DIFFERS) & np.isfinite(found.judged.error)]
+    known = before & np.isfinite(noise.expected)
+    usual = float(np.quantile(noise.expected[known], 0.95)) if known.any() else 0.0
+    tame = known & (noise.expected <= _TAME * usual) & np.isfinite(found.judged.error)
+    seen = found.judged.error[tame & (found.judged.state != DIFFERS)]
     grain = noise.grain[np.isfinite(noise.grain)]
     return max(_LEAST, usual, float(seen.max(initial=0.0)), float(grain.max(initial=0.0)))
 
