@@ -186,7 +186,8 @@ def token_findings(found: Compared) -> TokenFindings:
     if found.evidence.metrics is None:
         lines.append("which tokens differ is not known: only statistics were recorded; task tensor keeps the values")
     else:
-        lines.append(f"by token: {where}" if where else f"by token: all {tokens.count:,} agree within noise")
+        nothing = f"all {tokens.count:,} agree within noise" if first is None else "no single token stands out"
+        lines.append(f"by token: {where or nothing}")
     return TokenFindings(_table(tokens, differs, module, error, result), lines, where, modules, found.held)
 
 
