@@ -89,6 +89,27 @@ def test_every_form_gives_the_same_figures(form: Callable[[list[Row], Path], Pat
     assert twinprobe.compare_logprobs(golden, golden)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_that_only_a_mask_of_the_answer_tells_of_is_cut_off(side: str, tmp_path: Path) -> None:
+    """A trainer's batch: prompt and answer padded to one length, and a mask that counts the answer alone."""
+    table = rows(moved={(3, 4): -0.4})
+    answers = [[0, 0] + [1] * (len(row["input_ids"]) - 2) for row in table]
+    width = max(map(len, answers)) + 2
+    arrays = {"input_ids": np.zeros((6, width), np.int64), "logprobs": np.zeros((6, width)),
+              "response_mask": np.zeros((6, width), np.int64)}  # fmt: skip
+    for number, (row, answer) in enumerate(zip(table, answers, strict=True)):
+        place = slice(width - len(answer), width) if side == "left" else slice(len(answer))
+        for name, values in (("input_ids", row["input_ids"]), ("logprobs", row["logprobs"]), ("response_mask", answer)):
+            arrays[name][number, place] = values
+    np.savez(tmp_path / "target.npz", step=[row["step"] for row in table], **arrays)
+    golden = [row | {"mask": answer} for row, answer in zip(rows(), answers, strict=True)]
+    found = twinprobe.compare_logprobs(tmp_path / "target.npz", as_json_lines(golden, tmp_path / "golden"))
+    assert not found.lost
+    assert (found.table["sequences"][-1], found.table["tokens"][-1]) == (6, sum(map(sum, answers)))
+    assert found.sequences["max_abs"].to_list() == pytest.approx([0.4, 0, 0, 0, 0, 0], abs=1e-6)
+    assert found.sequences["sequence"][0] == 3
+
+
 def test_the_command_writes_tables_and_a_page_and_sets_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,4 +262,18 @@ def test_arrays_with_recordings_beside_them_name_the_layer(
     paths = as_json_lines(target, tmp_path / "target"), as_json_lines(golden, tmp_path / "golden")
     found = twinprobe.compare_logprobs(*paths, recordings=(rollout, train))
     assert found.sequences["sequence"][0] == 1
+    assert "model.layers.1.self_attn" in found.origin
+
+
+def test_recordings_without_the_worst_sequence_name_the_layer_of_the_worst_they_hold(
+    engines: tuple[Path, Path, list[list[int]]], tmp_path: Path
+) -> None:
+    rollout, train, ids = engines
+    table = [*ids, list(range(12))]
+    golden = [{"input_ids": row, "logprobs": [-2.0] * 12} for row in table]
+    target = [{"input_ids": row, "logprobs": [-2.0] * 11 + [-2.0 - number]} for number, row in enumerate(table)]
+    paths = as_json_lines(target, tmp_path / "target"), as_json_lines(golden, tmp_path / "golden")
+    found = twinprobe.compare_logprobs(*paths, recordings=(rollout, train))
+    assert found.sequences["sequence"].to_list() == [2, 1, 0]
+    assert found.origin.startswith("not in both recordings; the worst that is, row 2 of the table, begins at")
     assert "model.layers.1.self_attn" in found.origin

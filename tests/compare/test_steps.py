@@ -203,6 +203,38 @@ def test_noise_that_grows_is_no_parting_and_a_jump_is(tmp_path: Path) -> None:
     assert compare_steps(stream(tmp_path / "jump", jump), golden).parting.step == 12
 
 
+@pytest.mark.parametrize(("off", "cause", "words"), [(1e-3, "dtype", "16-bit"), (2e-2, "kernel", "more than rounding")])
+def test_only_what_16_bits_leave_is_called_another_dtype(off: float, cause: str, words: str, tmp_path: Path) -> None:
+    """A fault that moves a norm by percents, like a mask that is off by one, is no rounding of bfloat16."""
+    names = ["output.layers.0.norm", "output.layers.0.eps"]
+    for side, factor in (("target", 1 + off), ("golden", 1.0)):
+        writer = WatchStream(tmp_path / side / "rank0" / STREAM, 1000)
+        for step in range(4):
+            writer.append(step, names, np.array([3.0 * (factor if step else 1), 2.0**-23], dtype=np.float32))
+        writer.close()
+    parting = compare_steps(tmp_path / "target", tmp_path / "golden").parting
+    assert (parting.step, parting.cause) == (1, cause)
+    assert words in parting.sentence
+
+
+def test_running_statistics_that_no_output_shows_are_found(tmp_path: Path) -> None:
+    """Batch normalisation with another momentum trains alike; what it keeps for evaluations differs."""
+    for name, momentum in (("target", 0.3), ("golden", 0.1)):
+        torch.manual_seed(0)
+        norm = torch.nn.BatchNorm1d(8)
+        network = torch.nn.Sequential(torch.nn.Linear(4, 8), norm, torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        with twinprobe.record(network, tmp_path / name, level="watch"):
+            for step in range(6):
+                norm.momentum = momentum if step >= 3 else 0.1
+                network(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    parting = compare_steps(tmp_path / "target", tmp_path / "golden").parting
+    assert (parting.step, parting.cause, parting.module) == (3, "buffers", "1"), parting.sentence
+    assert "1.running_mean and 1 more differ after the forward pass" in parting.sentence
+
+
 def test_runs_without_a_step_or_a_series_in_common_are_refused(tmp_path: Path) -> None:
     golden = stream(tmp_path / "golden", run_of())
     with pytest.raises(NothingToCompare, match="no step in common"):

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+import transformers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -60,6 +61,33 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         )
     ),
 }
+ROUTED = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+# Normalised queries and keys, a mixture of experts, a latent cache, distances in place of positions, windows.
+MORE_FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
+    "olmo2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES, **HEADS)),
+    "qwen3 moe": lambda: transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**SIZES, **HEADS, **ROUTED, head_dim=8, num_experts=4, decoder_sparse_step=1)
+    ),
+    "deepseek v3": lambda: transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(
+            **SIZES, **ROUTED, **LATENT, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, n_group=2,
+            topk_group=1, first_k_dense_replace=1, n_shared_experts=1,
+        )
+    ),
+    "bloom": lambda: transformers.BloomForCausalLM(
+        transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=3, n_head=4)
+    ),
+    "mistral, window": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**SIZES, **HEADS, sliding_window=6)
+    ),
+    "gemma2, window": lambda: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(**SIZES, **HEADS, head_dim=8, sliding_window=6, attn_implementation="eager")
+    ),
+}  # fmt: skip
+FAMILIES |= MORE_FAMILIES
+# They take no mask of their caller's for packed sequences, or one that would have to know the window.
+NOT_PACKED = {"bloom", "mistral, window", "gemma2, window"}
 LENGTHS = (5, 9, 7)
 WIDTH = 10
 
@@ -258,10 +286,24 @@ def test_a_cache_that_forgets_old_tokens_is_not_blamed(tmp_path: Path) -> None:
     assert "have no axis of tokens that fits" in str(found.summary)
 
 
+# Bloom adds each residual inside its modules: called one by one without a mask, its noise hides the fault.
+UNSEEN = {("bloom", "mix", "left, fault", "one by one")}
+EVERY = [
+    pytest.param(
+        family, level, case, id=f"{family} {level} {' against '.join(cuts[:2])}",
+        marks=[pytest.mark.xfail(strict=True, reason="no single call stands out")]
+        if (family, level, *cuts[:2]) in UNSEEN
+        else [],
+    )
+    for family in sorted(FAMILIES.keys() - {"gemma3"})
+    for level in ("L0", "mix")
+    for case, cuts in enumerate(CASES)
+    if family not in NOT_PACKED or "packed" not in cuts[0]
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["L0", "mix"])
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
-@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: " against ".join(CASES[case][:2]))
+@pytest.mark.parametrize(("family", "level", "case"), EVERY)
 def test_every_family_and_every_cut(family: str, level: str, case: int, recordings: Recordings) -> None:
     target, golden, fault = CASES[case]
     _check(twinprobe.compare(recordings(family, level, target), recordings(family, level, golden)), fault)

@@ -286,6 +286,47 @@ def test_one_program_twice_may_well_be_deterministic(tmp_path: Path, capsys: pyt
     assert found_in(tmp_path / "other")["step"] == 0
 
 
+ATTENTION = """
+import sys
+import torch
+torch.manual_seed(0)
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if "b" not in sys.argv:
+            return self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(1)  # one token too many
+        weights = (q @ k.transpose(-1, -2) / 8 ** 0.5).masked_fill(~seen, float("-inf")).softmax(-1)
+        return self.out(weights @ v)
+
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), Attention(), torch.nn.Linear(8, 4))
+for step in range(2):
+    net(torch.randn(2, 6, 8)).square().mean().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+
+
+@pytest.mark.slow
+def test_a_call_that_only_one_run_makes_names_what_stands_in_its_place(tmp_path: Path) -> None:
+    """Attention written out, with a mask that is off by one: nothing stands beside its last call to be run again."""
+    golden = write(tmp_path, ATTENTION)
+    found = find(tmp_path, f"{golden} b", golden)
+    assert found["step"] == 0
+    assert found["first"]["op"].startswith("Tensor.__matmul__.1.")
+    assert "scaled_dot_product_attention" in found["first"]["sentence"], found["first"]["sentence"]
+    assert found["stages"]["replay"] == "only the target run makes this call: there is none to run beside it"
+    kept = tmp_path / "out" / "tensors" / "golden"
+    assert list(kept.rglob("Functional.scaled_dot_product_attention*")), "golden's call in its place keeps its tensors"
+
+
 INFERENCE = """
 import sys
 import torch

@@ -6,7 +6,7 @@ They come as plain arrays (Parquet, npz, JSON lines), or follow from the logits 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -363,22 +363,30 @@ def compare_logprobs(
     found.worst = pairs[number]
     found.lost = lost
     if recordings is not None and not compared:
-        compared = _recorded_worst(recordings, found.worst[0])
+        compared, number = _recorded_worst(recordings, [pairs[at] for at in found.sequences["sequence"].to_list()])
+        if number:
+            found.origin = f"not in both recordings; the worst that is, row {number + 1} of the table, "
+        worst = pairs[int(found.sequences["sequence"][number])][1]
         number = 0
+    else:
+        worst = found.worst[1]
     if compared:
-        found.origin = _origin(*compared[number], found.worst[1])
+        found.origin += _origin(*compared[number], worst)
     return found
 
 
-def _recorded_worst(recordings: tuple[Path, Path], worst: Scored) -> list[tuple[TokenPairs, Comparison]]:
-    """The comparison of the recorded step that holds the worst sequence."""
+def _recorded_worst(
+    recordings: tuple[Path, Path], pairs: Sequence[tuple[Scored, Scored]]
+) -> tuple[list[tuple[TokenPairs, Comparison]], int]:
+    """The comparison of the recorded step that holds the worst recorded sequence, and its place among these."""
     from twinprobe._compare.tokens import ON, compare_tokens, tokens_of
 
-    for mine, theirs in _steps_of_both(*recordings):
-        tokens = tokens_of(mine, theirs, ON)
-        if tokens is not None and _holding(tokens, worst) is not None:
-            return [(tokens, compare_tokens(tokens, Options()))]
-    raise BadInput("the worst sequence is not in both recordings", where=recordings[0])
+    steps = [tokens for sides in _steps_of_both(*recordings) if (tokens := tokens_of(*sides, ON)) is not None]
+    for place, (one, _) in enumerate(pairs):
+        for tokens in steps:
+            if _holding(tokens, one) is not None:
+                return [(tokens, compare_tokens(tokens, Options()))], place
+    raise BadInput("none of the sequences is in both recordings", where=recordings[0])
 
 
 def _holding(tokens: TokenPairs, wanted: Scored) -> int | None:
@@ -398,34 +406,60 @@ def _origin(tokens: TokenPairs, comparison: Comparison, worst: Scored) -> str:
     number = _holding(tokens, worst)
     if number is None:
         return ""
-    if len(set(tokens.sequence.tolist())) > 1:
-        comparison = compare_tokens(tokens.only(number), Options())
     first = comparison.summary.first
+    if len(set(tokens.sequence.tolist())) > 1:
+        # A few tokens may show less than all of them together do.
+        first = compare_tokens(tokens.only(number), Options()).summary.first or first
     if first is None:
         return "every recorded layer agrees within noise"
     return f"begins at {first.op} ({first.module or 'the model'}): {first.sentence}"
 
 
+def _as_it_is(one: Scored) -> Scored:
+    return one
+
+
+def _to_last_counted(one: Scored) -> Scored:
+    """Without what follows the last token that counts."""
+    end = int(np.flatnonzero(one.mask)[-1]) + 1 if one.mask.any() else 0
+    return replace(one, ids=one.ids[:end], logprobs=one.logprobs[:end], mask=one.mask[:end])
+
+
+def _counted(one: Scored) -> Scored:
+    """The tokens from the first that counts to the last."""
+    start = int(np.argmax(one.mask))
+    one = _to_last_counted(one)
+    return replace(one, ids=one.ids[start:], logprobs=one.logprobs[start:], mask=one.mask[start:])
+
+
 def _paired(
     target: list[Scored], golden: list[Scored], paths: tuple[Path, Path], lost: list[str]
 ) -> list[tuple[Scored, Scored]]:
-    """Pair sequences by their step and their ids; equal ones in order."""
-    steps = [all(one.step is not None for one in side) for side in (target, golden)]
-    both = all(steps)
-    free: dict[Any, list[Scored]] = defaultdict(list)
-    for one in golden:
-        free[one.step if both else None, one.ids.tobytes()].append(one)
-    found, alone = [], 0
-    for one in target:
-        same = free.get((one.step if both else None, one.ids.tobytes()))
-        if same:
-            other = same.pop(0)
+    """Pair sequences by their step and their ids; equal ones in order. Padding that no mask tells of is cut off."""
+    both = all(one.step is not None for side in (target, golden) for one in side)
+    paired: dict[int, tuple[Scored, Scored]] = {}
+    rest = list(golden)
+    for cut in (_as_it_is, _to_last_counted, _counted):
+        free: dict[Any, list[tuple[int, Scored]]] = defaultdict(list)
+        for at, one in enumerate(map(cut, rest)):
+            free[one.step if both else None, one.ids.tobytes()].append((at, one))
+        used = set()
+        mine = [(number, cut(one)) for number, one in enumerate(target) if number not in paired]
+        keys = Counter((one.step if both else None, one.ids.tobytes()) for _, one in mine)
+        for number, one in mine:
+            key = one.step if both else None, one.ids.tobytes()
+            same = free.get(key)
+            # One answer to several prompts: which is which is not known without them.
+            if not same or (cut is _counted and (len(same) > 1 or keys[key] > 1)):
+                continue
+            at, other = same.pop(0)
+            used.add(at)
             step = one.step if one.step is not None else other.step
-            found.append((replace(one, step=step), replace(other, step=step)))
-        else:
-            alone += 1
-    left = sum(len(rest) for rest in free.values())
-    for count, path, elsewhere in ((alone, paths[0], paths[1]), (left, paths[1], paths[0])):
+            paired[number] = replace(one, step=step), replace(other, step=step)
+        rest = [one for at, one in enumerate(rest) if at not in used]
+    found = [paired[number] for number in sorted(paired)]
+    alone = len(target) - len(found)
+    for count, path, elsewhere in ((alone, paths[0], paths[1]), (len(rest), paths[1], paths[0])):
         if count:
             lost.append(f"{path}: {count:,} sequences have no counterpart in {elsewhere}")
     if not found:

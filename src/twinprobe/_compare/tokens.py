@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 from twinprobe._layout.tokens import CONTEXT, LAST, PLAIN, TokenRun, View, token_run, views_of
 
 AUTO, ON, OFF = "auto", "on", "off"
+_FIRST_AXIS = re.compile(r"\baxis 0\b")
 
 # Pairing rows, and gathering the tokens of both sides.
 
@@ -182,16 +183,18 @@ class TokenMatcher:
         if len(cuts) > 1 or shapes == {()}:
             return True
         (shape,) = shapes
-        views = views_of(shape or (), sides[0].cut.passes[0])
-        if not views or shape is None:
+        first_pass = sides[0].cut.passes[0]
+        views = views_of(shape or (), first_pass)
+        if shape is None or not (views or first_pass.shape[1] in shape):
             return True
         if any(view.row >= 0 for view in views):
             return False
-        # A weight may have as many rows as there are tokens: it is equal on both sides as it is, which tokens are not.
+        # A weight may have as many rows as there are tokens: it is equal on both sides as it is, which tokens are not,
+        # nor is a bias of attention for each key.
         try:
             first, second = (open_named(run.root, run.file(row, 0) or "") for run, row in zip(sides, rows, strict=True))
         except (TwinProbeError, OSError):
-            return False
+            return not views
         return bool(np.array_equal(first.data[:], second.data[:]))
 
     def _mixes(self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int], mixed: set[Any], *, made: bool) -> bool:
@@ -446,6 +449,13 @@ def compare_tokens(tokens: TokenPairs, options: Options) -> Comparison:
     elif first is not None and first.op in matcher.partial:
         sentence = first.sentence.replace("all inputs agree", "all inputs that can be compared agree")
         first = replace(first, sentence=sentence)
+    if first is not None and matcher.held[first.order] is not None:
+        # Tokens are the first axis of what was gathered: which of them differ is said by their numbers.
+        kinds = [kind for kind in first.kinds if kind["name"] != "padding" and not _FIRST_AXIS.search(kind["sentence"])]
+        sentence = first.sentence
+        for kind in first.kinds:
+            sentence = sentence if kind in kinds else sentence.replace(f"; {kind['sentence']}", "")
+        first = replace(first, kinds=kinds, sentence=sentence)
     if first is not None and findings.where:
         first = replace(first, sentence=f"{first.sentence}; {findings.where}")
     summary = replace(comparison.summary, first=first, notes=[*notes, *comparison.summary.notes])

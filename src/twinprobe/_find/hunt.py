@@ -228,10 +228,13 @@ class _Hunt:
         first = comparison.summary.first
         assert first is not None
         calls: list[Any] = []
+        names = _both_names(comparison, first.op)
+        if "" in names:
+            alone = "golden" if not names[0] else "target"
+            self._end(REPLAY, f"only the {alone} run makes this call: there is none to run beside it")
+            return
         try:
-            for run, name in zip(
-                (comparison.target, comparison.golden), _both_names(comparison, first.op), strict=True
-            ):
+            for run, name in zip((comparison.target, comparison.golden), names, strict=True):
                 found = find_call(run, name)
                 calls.append(read_calls(run, [found])[found])
             replayed = replay_pair(calls[0], calls[1])
@@ -421,24 +424,28 @@ def _begins_before_the_update(comparison: Comparison) -> bool:
 
 
 def _both_names(comparison: Comparison, name: str) -> tuple[str, str]:
-    """A call's name in the target, and that of its partner in the golden run: empty where it has none."""
-    target, pairs = comparison.target, comparison.evidence.pairs
-    if name not in target.ops:
+    """The names of a call in the target and in the golden run; empty where only the other run makes it."""
+    runs, pairs = (comparison.target, comparison.golden), comparison.evidence.pairs
+    own = 0 if name in runs[0].ops else 1
+    if name not in runs[own].ops:
         return name, ""
-    partners = pairs.filter(pairs["t_op"] == target.ops.index(name))["g_op"].drop_nulls()
-    return name, comparison.golden.ops[int(partners[0])] if len(partners) else ""
+    columns = ("t_op", "g_op") if own == 0 else ("g_op", "t_op")
+    partners = pairs.filter(pairs[columns[0]] == runs[own].ops.index(name))[columns[1]].drop_nulls()
+    partner = runs[1 - own].ops[int(partners[0])] if len(partners) else ""
+    return (name, partner) if own == 0 else (partner, name)
 
 
 def _suspects(comparison: Comparison, first: Divergence) -> list[list[str]]:
     """The call where the difference begins, its neighbours and the module around it, by their names on either side."""
-    ops = comparison.target.ops
-    place = ops.index(first.op) if first.op in ops else 0
-    near = [_both_names(comparison, name) for name in ops[max(0, place - _AROUND) : place + _AROUND + 1]]
+    run = comparison.target if first.op in comparison.target.ops else comparison.golden
+    place = run.ops.index(first.op) if first.op in run.ops else 0
+    near = [_both_names(comparison, name) for name in run.ops[max(0, place - _AROUND) : place + _AROUND + 1]]
     names = [[pair[at] for pair in near if pair[at]] for at in (0, 1)]
-    for chosen, run, name in zip(
-        names, (comparison.target, comparison.golden), _both_names(comparison, first.op), strict=True
-    ):
-        around = run.parents.get(name) if name else None
+    # Where only one run makes this call, what the other calls in its place is in the same module.
+    shared = _both_names(comparison, run.parents.get(first.op) or "")
+    own = _both_names(comparison, first.op)
+    for at, (chosen, side_run) in enumerate(zip(names, (comparison.target, comparison.golden), strict=True)):
+        around = side_run.parents.get(own[at]) if own[at] else shared[at]
         if around and around.startswith("Module."):
             chosen.append(around.rpartition(".")[0] + ".")  # all of its calls
     # A list entry that begins as a module's name takes all calls inside; the rest of the name takes the module alone.

@@ -21,12 +21,12 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 # In the order in which a step goes through them.
-KINDS = ("parameter", "input", "output", "loss", "gradient", "group")
+KINDS = ("parameter", "input", "output", "buffer", "loss", "gradient", "group")
 # They explain a difference and are none by themselves: programs draw random numbers for many things.
 _EXPLAIN = ("random", "setting")
 _SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay"}
 _ROUNDING = 64  # epsilons: more than the order of a sum changes
-_HALF = (2.0**-14, 2.0**-4)  # relative errors that bfloat16 and float16 leave in a norm or a largest value
+_HALF = (2.0**-14, 2.0**-7)  # relative errors that bfloat16 and float16 leave in a norm or a largest value
 APART = "relative_error"  # the series of a tensor whose sketch tells how far it is from golden's, which has 0 there
 _SCALED = 1e-4  # a factor that all gradients share, up to this
 _EXACT = 1.2e-7  # the epsilon of float32, in which the statistics are taken
@@ -123,10 +123,11 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
             base[at] = max(golden[0, eps], 16 * _EXACT)
     coarsest = base[kinds == "output"].max(initial=16 * _EXACT)
     base[np.isin(kinds, ("gradient", "loss", "grad_norm"))] = 4 * coarsest
-    measured = np.isin(kinds, ("parameter", "output", "loss", "gradient", "grad_norm"))
+    drifting = ("parameter", "output", "buffer", "loss", "gradient", "grad_norm")
+    measured = np.isin(kinds, drifting)
     if not difference[0, measured].any():  # deterministic and on the same kernels: every bit counts
         return noise
-    for kind in ("parameter", "output", "loss", "gradient", "grad_norm"):
+    for kind in drifting:
         columns = np.flatnonzero(kinds == kind)
         if not len(columns):
             continue
@@ -327,6 +328,17 @@ def _module_cause(size: float, epsilons: float, changed: list[str]) -> tuple[str
     return "kernel", f"by {size:.1e}, which is more than rounding explains"
 
 
+def _by_buffer(trend: Trend, at: int, names: list[str]) -> Parting:
+    """What a forward pass has left in the model, like running statistics, though all that it gave agrees."""
+    found = list(dict.fromkeys(name.split(".", 1)[1].rpartition(".")[0] for name in names))
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    sentence = (
+        f"{_from(trend, at)}buffer{'s' if more else ''} {found[0]}{more} differ{'' if more else 's'} after the forward "
+        "pass though the outputs of all watched modules agree: it shows where they are used, as in an evaluation"
+    )
+    return _parting(trend, at, "buffers", found[0].rpartition(".")[0], sentence)
+
+
 def _by_loss(trend: Trend, at: int, names: list[str]) -> Parting:
     a, b = _value(trend, at, names[0])
     sentence = f"{_from(trend, at)}the loss differs ({a:.6g} against {b:.6g}) though all watched modules agree"
@@ -346,8 +358,8 @@ def _by_gradient(trend: Trend, at: int, names: list[str]) -> Parting:
 
 
 _BEGINNINGS = {
-    "parameter": _by_update, "input": _by_data, "output": _by_module, "loss": _by_loss, "gradient": _by_gradient,
-    "group": _by_setting,
+    "parameter": _by_update, "input": _by_data, "output": _by_module, "buffer": _by_buffer, "loss": _by_loss,
+    "gradient": _by_gradient, "group": _by_setting,
 }  # fmt: skip
 
 

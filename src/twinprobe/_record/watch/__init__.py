@@ -299,7 +299,7 @@ class Watcher(ABC):
 def _is_shown(name: str) -> bool:
     """Whether loggers hear of a series: loss, learning rates, norms of outputs, the user's own; not every parameter."""
     kind = name.partition(".")[0]
-    return kind not in {"parameter", "gradient", "input", "random", "setting", "group", "output"} or (
+    return kind not in {"parameter", "buffer", "gradient", "input", "random", "setting", "group", "output"} or (
         (kind == "output" and name.endswith(".norm")) or (kind == "group" and name.endswith(".lr"))
     )
 

@@ -53,6 +53,7 @@ class TorchWatcher(Watcher):
         self._observing = False  # this call of the model belongs to a step that is written
         self._models: list[torch.nn.Module] = []
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
+        self._buffers: list[tuple[str, dict[str, Any], str]] = []  # a module may put another tensor in its place
         self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
         self._on_host = HostPass()
         self._passes: dict[torch.device, DevicePass | None] = {}
@@ -79,7 +80,7 @@ class TorchWatcher(Watcher):
 
     def attach(self, models: Any) -> None:
         self._models = list(models) if isinstance(models, list | tuple) else [models]
-        self._parameters = []
+        self._parameters, self._buffers = [], []
         several = len(self._models) > 1
         blocks: dict[str, torch.nn.Module] = {}
         for at, model in enumerate(self._models):
@@ -100,6 +101,12 @@ class TorchWatcher(Watcher):
                 elif series is not None:
                     self._hook(module, None, series)
             self._parameters += [(prefix + _unwrapped(name), one) for name, one in model.named_parameters()]
+            self._buffers += [
+                (prefix + _unwrapped(f"{path}.{name}" if path else name), module._buffers, name)
+                for path, module in model.named_modules()
+                for name, one in module._buffers.items()
+                if one is not None and one.is_floating_point() and name not in module._non_persistent_buffers_set
+            ]
         missed = [one for one in self.config.names if not any(fnmatch.fnmatchcase(name, one) for name in blocks)]
         if missed:
             known = [name for model in self._models for name, _ in model.named_modules() if name]
@@ -287,6 +294,11 @@ class TorchWatcher(Watcher):
         self._noted = True
         self._measure("parameter", [(name, one) for name, one in self._parameters if one.requires_grad])
 
+    def _note_buffers(self, _gradients: bool) -> None:
+        """The running statistics that this step's forward has left."""
+        held = [(name, home.get(key)) for name, home, key in self._buffers]
+        self._measure("buffer", [(name, one) for name, one in held if isinstance(one, torch.Tensor)])
+
     def _note_gradients(self, _gradients: bool, optimizer: Any) -> None:
         """What an update uses: gradients as exchanged between ranks, unscaled and clipped; rates, other settings."""
         if optimizer not in self._updates:
@@ -381,6 +393,8 @@ class TorchWatcher(Watcher):
     # -- the end of a step ------------------------------------------------------------------------------------------
 
     def end_step(self) -> None:
+        if self._buffers and self.wanted and (self.step.forwards or self._parts):
+            self._work(self._note_buffers)
         self._work(self._hand_over)
         self._noted = False
         self._graded.clear()
