@@ -19,6 +19,7 @@ TWINS = {
     "ddp": "single", "ddp+clip": "single+clip", "fsdp1+clip": "single+clip", "fsdp2+clip": "single+clip",
     "tp": "single", "megatron": "single", "sp": "single", "cp": "single", "cp+clip": "single+clip", "pp": "single",
     "ep": "single+moe", "megatron+dropout": "single+dropout", "megatron+fused": "single+fused",
+    "ddp+micro": "single+micro", "ddp+zero": "single", "fsdp2+mixed": "fsdp2+mixed",
 }  # fmt: skip
 
 
@@ -57,7 +58,9 @@ def test_a_layout_agrees_with_one_process(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     target, golden = trained(kind, 2, level), trained(TWINS[kind], 1, level)
-    assert mean_losses(losses[target]) == pytest.approx(mean_losses(losses[golden]), rel=1e-5)
+    assert mean_losses(losses[target]) == pytest.approx(
+        mean_losses(losses[golden]), rel=2e-2 if "mixed" in kind else 1e-5
+    )
     assert_agreement(compared(target, golden, tmp_path, capsys))
 
 
@@ -137,7 +140,7 @@ def test_the_rank_of_a_stale_shard_is_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("megatron", "tp=4"), ("ddp", "dp=4"), ("tp", ""), ("2d", ""), ("sp", "")]
+    ("kind", "layout"), [("megatron", "tp=4"), ("ddp", "dp=4"), ("tp", ""), ("2d", ""), ("sp", ""), ("hsdp", "")]
 )
 def test_four_ranks_agree_with_one_process(
     trained: Trained, kind: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -196,6 +199,10 @@ FAULTS = [
     ("ep", "expert_moved", "step0/whole", "layers.0.mlp", ""),
     ("ep", "gradient_scale", "step0/optimizer", "embedding.weight", ""),
     ("pp", "micro_scale", "step0/optimizer", "embedding.weight", ""),
+    ("ddp+micro", "never_synced", "step0/optimizer", "embedding.weight", "ranks 0, 1"),
+    ("ddp+micro", "micro_scale", "step0/whole", "__truediv__", ""),  # mix sees the division itself
+    ("ddp+zero", "no_broadcast", "step0/optimizer", "embedding.weight", RANK_1),
+    ("ddp+zero", "wrong_rate", "step0/optimizer", "position.weight|layers.0.attention.k.weight", RANK_1),
 ]
 
 
