@@ -81,7 +81,8 @@ def test_a_layout_in_bfloat16_agrees_with_one_process(
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.parametrize(
     "kind",
-    ["pp", "tp", "fsdp1+clip", "fsdp2+clip", "fsdp2+mixed", "ddp+zero", "ddp+checkpoint", "fsdp2+checkpoint", "cp", "ep",
+    ["pp", "tp", "fsdp1+clip", "fsdp2+clip", "fsdp2+mixed", "ddp+zero", "ddp+checkpoint", "fsdp2+checkpoint", "cp",
+     "ep",
      *(f"{kind}+compile" for kind in ("ddp", "fsdp1", "fsdp2", "tp", "megatron", "sp", "cp", "pp", "ep"))],
 )  # fmt: skip
 def test_recording_changes_nothing(
