@@ -12,12 +12,14 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -349,11 +351,17 @@ def tensor_parallel(model: Model, mesh: Any = None) -> None:
 
 
 def fully_sharded(model: Model, mesh: Any = None) -> None:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if Layout.mixed else MixedPrecisionPolicy()
+    if Layout.kind == "hsdp":  # copies of the shards
+        mesh = init_device_mesh("cpu", (2, Layout.ranks // 2), mesh_dim_names=("replicate", "shard"))
     for block in model.layers:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    if Layout.fault == "no_replica_reduce":
+        model.set_requires_all_reduce(False)
 
 
 def two_dimensions(model: Model) -> None:
@@ -390,7 +398,7 @@ def own_stage(model: Model) -> None:
     model.layers = nn.ModuleList(list(model.layers)[Layout.rank * share : (Layout.rank + 1) * share])
 
 
-DATA_PARALLEL = ("ddp", "fsdp1", "fsdp2", "ep")
+DATA_PARALLEL = ("ddp", "fsdp1", "fsdp2", "hsdp", "ep")
 
 
 def words_of(step: int) -> torch.Tensor:
@@ -433,7 +441,7 @@ def clip(model: nn.Module) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), Layout.clip)
 
 
-Layout.clip = 0.0  # type: ignore[attr-defined]
+Layout.clip, Layout.mixed = 0.0, False  # type: ignore[attr-defined]
 
 
 def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str, dtype: str, fault: str) -> None:
@@ -445,7 +453,9 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     Layout.layers = 2 * LAYERS if "deep" in options else LAYERS
     Layout.clip = 0.5 if "clip" in options else 0.0
     micro = 2 if base == "pp" or "micro" in options else 1
-    if ranks > 1:
+    Layout.mixed = "mixed" in options
+    grouped = ranks > 1 or base == "fsdp2"  # of one rank
+    if grouped:
         meeting = f"file://{output}.meet"
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     torch.manual_seed(7)
@@ -453,7 +463,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     prepare: dict[str, Callable[[Any], Any]] = {
         "megatron": split_weights, "sp": split_weights, "tp": tensor_parallel, "fsdp2": fully_sharded,
         "fsdp1": fully_sharded_first, "ddp": nn.parallel.DistributedDataParallel, "ep": spread_experts, "pp": own_stage,
-        "2d": two_dimensions,
+        "2d": two_dimensions, "hsdp": fully_sharded,
     }  # fmt: skip
     model = model.to(getattr(torch, dtype))
     if "checkpoint" in options:
@@ -466,9 +476,12 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     if Layout.has("replica_differs"):
         inner = model.module if base == "ddp" else model
         inner.layers[-1].norm1.weight.data[0] += 0.25
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2 if Layout.has("wrong_rate") else 1e-2)
-    from contextlib import nullcontext
-
+    rate = 2e-2 if Layout.has("wrong_rate") else 1e-2
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=rate)
+    if "zero" in options:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=rate)
+        if Layout.fault == "no_broadcast":
+            optimizer._sync_params = lambda: None
     from twinprobe.torch import record
 
     stale = None
@@ -494,7 +507,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
                 recording.step()
     digest = [p.detach().to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()]
     say(f"digest {rank} {torch.cat([one.double().reshape(-1) for one in digest]).sum().item().hex()}")
-    if ranks > 1:
+    if grouped:
         dist.barrier()
         dist.destroy_process_group()
 
@@ -518,9 +531,11 @@ def steps_loss(model: Any, step: int, micro: int) -> Any:
         loss = loss_of(model(x), y)
         return loss * Layout.ranks if Layout.fault == "sum_not_mean" else loss
     losses = []
-    for part, goal in zip(x.chunk(micro), y.chunk(micro), strict=True):
-        loss = loss_of(model(part), goal) / (1 if Layout.fault == "micro_scale" else micro)
-        loss.backward()
+    for at, (part, goal) in enumerate(zip(x.chunk(micro), y.chunk(micro), strict=True)):
+        last = at == micro - 1 and Layout.fault != "never_synced"
+        with nullcontext() if last or Layout.kind != "ddp" else model.no_sync():
+            loss = loss_of(model(part), goal) / (1 if Layout.fault == "micro_scale" else micro)
+            loss.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()
 

@@ -146,7 +146,7 @@ def test_what_backward_computes_once_more_is_no_micro_batch(tmp_path: Path, caps
     found = compared(tmp_path / "t", tmp_path / "g", tmp_path / "out", capsys, ("dp=2",))["step0/whole"]
     assert (found["target_only"], found["golden_only"]) == (0, 0)
     assert found["first"] is None
-    assert "target: 2 calls that backward made once more (checkpointing): left out" in found["notes"]
+    assert "target: 2 calls of functions inside backward (checkpointing, communication): left out" in found["notes"]
 
 
 def test_pieces_that_look_like_repetitions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ TWINS = {
     "ddp": "single", "ddp+clip": "single+clip", "fsdp1+clip": "single+clip", "fsdp2+clip": "single+clip",
     "tp": "single", "megatron": "single", "sp": "single", "cp": "single", "cp+clip": "single+clip", "pp": "single",
     "ep": "single+moe", "megatron+dropout": "single+dropout", "megatron+fused": "single+fused",
+    "ddp+micro": "single+micro", "ddp+zero": "single", "fsdp2+mixed": "fsdp2+mixed",
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def compared(
     return document
 
 
-def assert_agreement(document: dict[str, Any], *, steps: int = 2, calls: int = 100) -> None:
+def assert_agreement(document: dict[str, Any], *, steps: int = 2, calls: int = 100, unknown: int = 0) -> None:
     names = [f"step{step}/{what}" for step in range(steps) for what in ("whole", "optimizer")]
     assert sorted(document["by_name"]) == sorted(names)
     assert document["failures"] == []
@@ -41,7 +42,7 @@ def assert_agreement(document: dict[str, Any], *, steps: int = 2, calls: int = 1
         assert result["first"] is None, (name, result["first"])
         assert result["verdicts"]["error"] == 0, name
         # Where only one run made a call, that is a warning, unless it is a collective; nothing else is.
-        assert result["verdicts"]["warning"] <= result["target_only"] + result["golden_only"], name
+        assert result["verdicts"]["warning"] <= result["target_only"] + result["golden_only"] + unknown, name
         assert not [note for note in result["notes"] if "replica" in note or "copies" in note]
         assert result["verdicts"]["pass"] > (calls if name.endswith("whole") else 100)
 
@@ -57,8 +58,11 @@ def test_a_layout_agrees_with_one_process(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     target, golden = trained(kind, 2, level), trained(TWINS[kind], 1, level)
-    assert mean_losses(losses[target]) == pytest.approx(mean_losses(losses[golden]), rel=1e-5)
-    assert_agreement(compared(target, golden, tmp_path, capsys))
+    assert mean_losses(losses[target]) == pytest.approx(
+        mean_losses(losses[golden]), rel=2e-2 if "mixed" in kind else 1e-5
+    )
+    # Where both sides are made of micro batches, a sum outside of the model and masks that look alike are not compared.
+    assert_agreement(compared(target, golden, tmp_path, capsys), unknown=4 if "micro" in kind else 0)
 
 
 @pytest.mark.slow
@@ -76,8 +80,11 @@ def test_a_layout_in_bfloat16_agrees_with_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.parametrize(
-    "kind", ["pp", "tp", "fsdp1+clip", "fsdp2+clip", "ddp+checkpoint", "fsdp2+checkpoint", "ddp+compile", "cp", "ep"]
-)
+    "kind",
+    ["pp", "tp", "fsdp1+clip", "fsdp2+clip", "fsdp2+mixed", "ddp+zero", "ddp+checkpoint", "fsdp2+checkpoint", "cp",
+     "ep",
+     *(f"{kind}+compile" for kind in ("ddp", "fsdp1", "fsdp2", "tp", "megatron", "sp", "cp", "pp", "ep"))],
+)  # fmt: skip
 def test_recording_changes_nothing(
     trained: Trained, losses: dict[Path, Any], digests: dict[Path, Any], kind: str, level: str
 ) -> None:
@@ -137,7 +144,7 @@ def test_the_rank_of_a_stale_shard_is_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("megatron", "tp=4"), ("ddp", "dp=4"), ("tp", ""), ("2d", ""), ("sp", "")]
+    ("kind", "layout"), [("megatron", "tp=4"), ("ddp", "dp=4"), ("tp", ""), ("2d", ""), ("sp", ""), ("hsdp", "")]
 )
 def test_four_ranks_agree_with_one_process(
     trained: Trained, kind: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -196,6 +203,10 @@ FAULTS = [
     ("ep", "expert_moved", "step0/whole", "layers.0.mlp", ""),
     ("ep", "gradient_scale", "step0/optimizer", "embedding.weight", ""),
     ("pp", "micro_scale", "step0/optimizer", "embedding.weight", ""),
+    ("ddp+micro", "never_synced", "step0/optimizer", "embedding.weight", "ranks 0, 1"),
+    ("ddp+micro", "micro_scale", "step0/whole", "head|__truediv__", ""),  # mix sees the division itself
+    ("ddp+zero", "no_broadcast", "step0/optimizer", "embedding.weight", RANK_1),
+    ("ddp+zero", "wrong_rate", "step0/optimizer", "layers.0.norm1.weight", RANK_1),  # its first one
 ]
 
 

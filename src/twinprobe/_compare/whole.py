@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -9,18 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from twinprobe._align.calls import bare_path
+from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
-from twinprobe._judge.deviation import DIFFERS
+from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
 from twinprobe._layout.contents import put_in_order, wrong_shards
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
+    RankDump,
     calls_per_module,
     find_layout,
     open_ranks,
+    passes_of,
     recorded_world,
     without_recomputation,
 )
@@ -28,9 +31,10 @@ from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, TwinProbeError
 
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
+_FEW_ALIKE = 3  # findings that are listed one by one
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -139,10 +143,21 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
 def compare_whole(job: Job, options: Options) -> Comparison:
     """Put the ranks of each side together and compare the two wholes."""
     runs, notes, lost = open_wholes(job.ranks, job.target.name, job.request.layouts)
-    # Parameters have one name on every rank, but no order.
-    match = match_names if job.target.name == OPTIMIZER_FILE else options.match
+    match = options.match
+    if job.target.name == OPTIMIZER_FILE:
+        match = match_names  # parameters have one name on every rank, but no order
+        runs[0].settings[PRODUCT_PRECISION] = max(map(_product_precision, job.ranks), default=0.0)
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     return with_findings(comparison, notes, lost)
+
+
+def _product_precision(side: StepRanks) -> float:
+    """The epsilon of the type in which the ranks of a step compute their matrix products; 0 where it is not known."""
+    for file in side.files(DUMP).values():
+        with suppress(TwinProbeError):
+            table = open_run(file).table
+            return max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
+    return 0.0
 
 
 def open_wholes(
@@ -157,8 +172,7 @@ def open_wholes(
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
     layouts, notes = _layouts(texts, sides)
-    calls = [max(calls_per_module(dump.run) for dump in ranks.values()) for ranks in opened]
-    micro = [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
+    micro = _micro_batches(opened, layouts)
     runs: list[Run] = []
     for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
         alone = single[at]
@@ -170,9 +184,19 @@ def open_wholes(
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
         runs.append(make_whole(ranks, layout, path, micro[at], lender))
-    left_out = [f"{('target', 'golden')[at]}: {count:,} calls that backward made once more (checkpointing): left out"
+    left_out = [f"{('target', 'golden')[at]}: {count:,} calls of functions inside backward (checkpointing, communication): left out"
                 for at, count in enumerate(again) if count]  # fmt: skip
     return runs, [*notes, *left_out], lost
+
+
+def _micro_batches(opened: list[dict[int, RankDump]], layouts: list[Layout]) -> list[int]:
+    """Of each side, how many calls of a module become one: none where both sides cut the batch alike."""
+    passes = [max(passes_of(dump.run) for dump in ranks.values()) for ranks in opened]
+    shares = [layout.dp * layout.ep * count for layout, count in zip(layouts, passes, strict=True)]
+    if min(passes) > 1 and shares[0] != shares[1]:
+        return passes  # the first micro batch of one run holds other samples than the first one of the other
+    calls = [max(calls_per_module(dump.run) for dump in ranks.values()) for ranks in opened]
+    return [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
 
 
 def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> Comparison:
@@ -183,9 +207,28 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
             findings += run.findings
             lost = [*lost, *run.lost]
-    shown = findings[:20] + ([f"{len(findings) - 20:,} more values of ranks differ"] if len(findings) > 20 else [])
-    summary = replace(comparison.summary, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
+    shown = _grouped(findings)
+    first = comparison.summary.first
+    said = [text.partition(": ")[2] for text in findings if first is not None and text.startswith(f"{first.op}.")]
+    if first is not None and said:
+        first = replace(first, sentence=f"{first.sentence}; {said[0]}")
+    summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
+
+
+def _grouped(findings: list[str]) -> list[str]:
+    """What is said of many values alike is said once, of the first."""
+    names: dict[str, list[str]] = {}
+    for finding in findings:
+        name, _, said = finding.partition(": ")
+        names.setdefault(said, []).append(name)
+    shown: list[str] = []
+    for said, values in names.items():
+        few = len(values) <= _FEW_ALIKE
+        shown += (
+            [f"{name}: {said}" for name in values] if few else [f"{values[0]} and {len(values) - 1:,} more: {said}"]
+        )
+    return shown[:20] + ([f"{len(shown) - 20:,} more findings on single ranks"] if len(shown) > 20 else [])
 
 
 def _wrong_shards(comparison: Comparison) -> list[str]:
@@ -196,23 +239,26 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
     found = []
     run = comparison.target
     place = {name: at for at, name in enumerate(run.ops)}
+    asked: dict[int, bool] = {}  # rows, and whether their calls took a value that was wrong already
     for call in [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]:
         own = (of_row == call) & differs
-        # Without tensors, ranks that hold nothing conspicuous may be wrong as well if all of them took a wrong value.
-        inherited = bool((own & (role == INPUT)).any())
         # A function is given the parameters of the module around it.
         around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
-        asked = (own & np.isin(role, (PARAMETER, OUTPUT))) | ((of_row == around) & differs & (role == PARAMETER))
-        for row in np.flatnonzero(asked).tolist():
-            for whole, side, other, its in sides:
-                files = pairs[f"{side}_file"][row], pairs[f"{its}_file"][row]
-                if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
-                    continue
-                ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
-                if ranks:
-                    several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
-                    words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
-                    found.append(f"{pairs[f'{side}_name'][row]}: {words}")
+        rows = (own & np.isin(role, (PARAMETER, OUTPUT))) | ((of_row == around) & differs & (role == PARAMETER))
+        asked |= dict.fromkeys(np.flatnonzero(rows).tolist(), bool((own & (role == INPUT)).any()))
+    if run.path.name == OPTIMIZER_FILE:  # parameters that differ before a step come first, wherever they stand
+        asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)
+    for row, inherited in asked.items():
+        for whole, side, other, its in sides:
+            files = pairs[f"{side}_file"][row], pairs[f"{its}_file"][row]
+            # Without tensors, ranks that hold nothing conspicuous may be wrong too if all of them took a wrong value.
+            if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
+                continue
+            ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
+            if ranks:
+                several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
+                words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
+                found.append(f"{pairs[f'{side}_name'][row]}: {words}")
     return found
 
 

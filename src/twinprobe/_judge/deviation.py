@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs.table import NULL, PARAMETER, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,6 +27,7 @@ UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
 # Outputs of matrix products, as functions and as modules; a type that fewer of them have is an exception.
 _PRODUCT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention){FORWARD_CALL}\.output"
 _USUAL = 0.3
+PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the epsilon of the step's matrix products
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
 Floats = NDArray[np.float64]
@@ -152,12 +153,29 @@ class Rows:
                 coarser[rows] = other[rows]
         return coarser
 
+    def precision(self, settings: dict[str, Any], step: int) -> Floats:
+        """The machine epsilon that each value was computed with, 0 for what is no tensor."""
+        pairs = self.pairs
+        # A parameter without a counterpart still says how much a call adds up and rounds.
+        alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+        epsilon = np.where(self.tensor | alone, self.epsilon(casts=True), 0.0)
+        if settings.get(PRODUCT_PRECISION):
+            # In mixed precision gradients are widened before optimizers get them; parameters keep what they learnt.
+            seen = r"^Optimizer\.(total_norm\.|.+\.input\.0$)" if step == 0 else r"^Optimizer\."
+            widened = bools(pairs["t_name"].str.contains(seen)) & self.tensor
+            epsilon[widened] = np.maximum(epsilon[widened], settings[PRODUCT_PRECISION])
+        return epsilon
+
     def _product_types(self, side: str) -> list[str]:
         """The types in which a run computes its matrix products, a few exceptions left out."""
-        products = bools(self.pairs[f"{side}_name"].str.contains(_PRODUCT))
-        types = self.pairs.filter(products)[f"{side}_dtype"].value_counts()
-        share = types["count"] / max(int(products.sum()), 1)
-        return types.filter(share >= _USUAL)[f"{side}_dtype"].to_list()
+        return product_types(self.pairs[f"{side}_name"], self.pairs[f"{side}_dtype"])
+
+
+def product_types(names: pl.Series, dtypes: pl.Series) -> list[str]:
+    """The types in which most matrix products are computed; ``dtypes`` are those of the values with these names."""
+    products = dtypes.filter(names.str.contains(_PRODUCT).fill_null(value=False))
+    types = products.value_counts(name="count")
+    return types.filter(types["count"] >= _USUAL * len(products))[products.name].to_list()
 
 
 def bools(column: pl.Series) -> Bools:

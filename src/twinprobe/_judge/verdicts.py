@@ -34,7 +34,7 @@ from twinprobe._judge.origin import Calls, call_facts, communication, unread_row
 from twinprobe._judge.search import CAUSES, Beginning, Differences, find_beginnings, follow, grown, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
@@ -338,9 +338,7 @@ def _weigh(
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
     flow = trace(run, pairs, other_layout=evidence.other_layout)
-    # A parameter without a counterpart still says how much a call adds up and rounds.
-    alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
-    epsilon = np.where(rows.tensor | alone, rows.epsilon(casts=True), 0.0)
+    epsilon = rows.precision(run.settings, run.step)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
     # A mask of booleans against one of numbers says nothing, nor does what only one layout gives all arguments.

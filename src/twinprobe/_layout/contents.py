@@ -79,7 +79,9 @@ def put_in_order(target: Run, golden: Run, pairs: pl.DataFrame, metrics: pl.Data
             counter.update({order.kind for order in side})
     for run, counter in zip(runs, counts, strict=True):
         if isinstance(run, Whole):
-            run.assumed += [f"{count:,} values {kind}: put in order" for kind, count in sorted(counter.items())]
+            run.assumed += [
+                f"{count:,} value{'s' * (count > 1)} {kind}: put in order" for kind, count in sorted(counter.items())
+            ]
     return found
 
 

@@ -112,12 +112,22 @@ def _suffixes(run: Run) -> pl.Series:
 
 def calls_per_module(run: Run) -> int:
     """How often most modules were called: once, or once for each micro batch."""
+    counts = _module_calls(run)
+    return Counter(counts.values()).most_common(1)[0][0] if counts else 1
+
+
+def passes_of(run: Run) -> int:
+    """How many micro batches went through the model: all modules were called that often, or a multiple of it."""
+    return gcd(*_module_calls(run).values()) or 1
+
+
+def _module_calls(run: Run) -> Counter[str]:
     counts: Counter[str] = Counter()
     for name in run.ops:
         op = parse_op(name)
         if op.is_module and op.direction == FORWARD:
             counts[f"{op.body}.{op.cls}"] += 1
-    return Counter(counts.values()).most_common(1)[0][0] if counts else 1
+    return counts
 
 
 def fold_calls(dump: RankDump, micro: int) -> None:

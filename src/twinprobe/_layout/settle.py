@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import isnan, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -40,11 +40,9 @@ from twinprobe._runs.names import BACKWARD
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
-if TYPE_CHECKING:
-    pass
-
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
+_ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
 _TOTAL_NORM = f"{OPTIMIZER}total_norm."
@@ -239,6 +237,8 @@ class _Side:
         mine, goal = self.whole.table["max"][row], self.golden["max"][partner]
         if kind != INT or mine == goal or not mine or not goal or goal % mine:
             return
+        if _ARITHMETIC.search(self.whole.pieces["op"][row]):
+            return  # a factor counts nothing
         layout = self.whole.layout
         sizes = [layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro]
         products = {1}
@@ -250,7 +250,7 @@ class _Side:
                 self.changes[f"{stat}_text"][row] = self.other.table[f"{stat}_text"][partner]
             for column in ("value_digest", "meaning"):
                 self.changes[column][row] = self.other.table[column][partner]
-            self.ways["sizes counted over the ranks"] += 1
+            self.ways["(sizes) multiplied by the number of pieces"] += 1
 
     def _settle_row(  # noqa: PLR0911  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
@@ -332,14 +332,16 @@ class _Side:
             owners = by_micro[piece.place[0]]
             node = of_placement(owners, placement)
             if node is None:
-                self._nothing(row, "a rank of its mesh is missing, or its values do not add up")
+                missing = [rank for rank in placement.mesh if rank not in owners]
+                why = f"rank {_numbers(missing)} of its mesh is missing" if missing else "its pieces do not just add up"
+                self._nothing(row, why)
                 return None
             self._check_replicas(row, owners, placement)
             first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
             blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
             self.exact = tuple(one and other for one, other in zip(self.exact, node[2], strict=True))
         for kind, count in Counter(way for placement in placements[:1] for way in placement.ways).items():
-            self.ways["placements as recorded"] += count if kind != COPIES else 0
+            self.ways["put together by their recorded placements"] += count if kind != COPIES else 0
         return blocks
 
     def _check_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> None:
@@ -536,9 +538,9 @@ class _Side:
     def _count(self, way: Any) -> None:
         for axis, dim in zip(AXES, way, strict=True):
             if dim == SUM:
-                self.ways[f"{axis}: added up"] += 1
+                self.ways[f"added up over {axis}"] += 1
             elif dim >= 0:
-                self.ways[f"{axis}: concatenated along dimension {dim}"] += 1
+                self.ways[f"concatenated over {axis} along dimension {dim}"] += 1
 
     def _write(self) -> None:
         import polars as pl
@@ -554,7 +556,7 @@ class _Side:
 
     def _tell(self) -> None:
         whole = self.whole
-        whole.assumed += [f"{count:,} values {way}" for way, count in sorted(self.ways.items())]
+        whole.assumed += [f"{count:,} value{'s' * (count > 1)} {way}" for way, count in sorted(self.ways.items())]
         if self.unfit:
             more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
             whole.assumed.append(f"not put together: {self.unfit[0]}{more}")

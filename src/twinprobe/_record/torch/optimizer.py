@@ -121,6 +121,8 @@ class Updates:
         recorder = self._recorder
         names = {id(one): name for model in models for name, one in model.named_parameters(remove_duplicate=False)}
         kind = type(optimizer).__name__
+        if self._open and self._inside_another(optimizer, kind):
+            return
         number = recorder.engine.count(f"Optimizer.{kind}")
         noted = []
         gradients = []
@@ -144,6 +146,21 @@ class Updates:
         before, self._before_clipping = self._before_clipping, None
         total = Entry(f"Optimizer.total_norm.{kind}.{number}.forward", {"input_args": [before], "output": gradients})
         noted.append((total, None))  # last, so that a parameter is the first to differ
+
+    def _inside_another(self, optimizer: Any, kind: str) -> bool:
+        """Whether another optimizer makes this one step for a part of its parameters, as ZeroRedundancyOptimizer does.
+
+        What the outer one has noted of all parameters gets the name of the one that does the work.
+        """
+        outer = next(reversed(self._open.values()))
+        known = {id(parameter) for _, parameter in outer}
+        if not all(id(one) in known for group in optimizer.param_groups for one in group["params"]):
+            return False
+        number = outer[-1][0].name.rsplit(".", 2)[1]
+        for at, (entry, parameter) in enumerate(outer):
+            head = entry.name.rsplit(".", 3)[0]
+            outer[at] = (Entry(f"{head}.{kind}.{number}.forward", entry.parts), parameter)
+        return True
 
     def note_parameters(self, optimizer: Any) -> None:
         """The step is over: note the parameters, and hand over what was noted."""
