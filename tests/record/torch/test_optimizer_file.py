@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from twinprobe._cli import main
+from twinprobe._record.torch import device, tensors
 from twinprobe.torch import record
 from warm_python import run_warm
 
@@ -83,3 +85,24 @@ def test_the_names_of_another_tool_write_only_its_files(tmp_path: Path) -> None:
     )
     run_warm(program).check_returncode()
     assert sorted(file.name for file in tmp_path.rglob("*.json")) == ["construct.json", "dump.json", "stack.json"]
+
+
+def test_parameters_after_a_step_are_measured_together_not_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each launch costs a training on a device more than the measuring."""
+    sizes: list[int] = []
+
+    class Rows(tensors.DeviceRows):
+        def launch(self) -> None:
+            sizes.append(len(self._held))
+            self._held.clear()
+
+        def collect(self) -> Callable[[], None]:
+            return lambda: None
+
+    monkeypatch.setattr(tensors, "DEVICE_TYPES", {"cpu"})
+    monkeypatch.setattr(tensors, "DeviceRows", Rows)
+    monkeypatch.setattr(device, "_device_measure", lambda *_: object())
+    train(tmp_path)
+    assert [size for size in sizes if size][-1] == 4, sizes  # weights and biases of two layers

@@ -164,12 +164,16 @@ class Updates:
 
     def note_parameters(self, optimizer: Any) -> None:
         """The step is over: note the parameters, and hand over what was noted."""
-        recorder = self._recorder
-        for entry, parameter in self._open.pop(id(optimizer), ()):
-            if parameter is not None:
-                entry.parts["output"] = [recorder.book.note(parameter)]
-            recorder.engine.note_update(entry)
-        recorder.book.forget()
+        recorder, book = self._recorder, self._recorder.book
+        waits, book.may_wait = book.may_wait, True  # nobody writes to them here: one launch for many
+        try:
+            for entry, parameter in self._open.pop(id(optimizer), ()):
+                if parameter is not None:
+                    entry.parts["output"] = [book.note(parameter)]
+                recorder.engine.note_update(entry)
+        finally:
+            book.may_wait = waits
+            book.forget()
 
 
 def _setting(value: Any) -> Any:
