@@ -87,6 +87,10 @@ class TokenFolder:
         """One tensor; ``enough`` is how many bytes of it will be looked at."""
         return open_llm_tensor(self.root, self.name(file), linked=file.linked, enough=enough)
 
+    def shape(self, file: TensorFile) -> tuple[int, ...]:
+        """The shape of a tensor, without its elements."""
+        return self.header(file).shape if file.file.endswith(".bin") else self.open(file, enough=0).shape
+
     def header(self, file: TensorFile) -> AtbHeader:
         """What an ATB file says of its tensor."""
         return open_llm_header(self.root, self.name(file), linked=file.linked)
