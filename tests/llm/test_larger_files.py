@@ -13,9 +13,8 @@ from twinprobe._compare.llm.measured import Measured, SmallPairs
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import PIECE
-from twinprobe._runs.llm.files import CHUNK, LARGEST, LargeFile, NotLarge, SmallFiles
-from twinprobe._runs.llm.tensor import Known
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.small_files import CHUNK, LARGEST, Known, LargeFile, NotLarge, SmallFiles
 
 KERNELS = engine_of(1 << 40)
 

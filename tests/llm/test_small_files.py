@@ -21,9 +21,9 @@ from twinprobe._compare.llm.rows import rows_of
 from twinprobe._measure.engine import PLAIN, engine_of
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair, metrics_of, numbers_of_rows, rows_of_pairs
 from twinprobe._runs.llm.dump import open_llm_dump
-from twinprobe._runs.llm.files import LARGEST, SmallFiles, TokenFolder
-from twinprobe._runs.llm.tensor import Known
+from twinprobe._runs.llm.files import TokenFolder
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.small_files import LARGEST, Known, SmallFiles
 
 KERNELS = engine_of(1 << 40)
 

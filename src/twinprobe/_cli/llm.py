@@ -173,7 +173,7 @@ def _flag(text: str) -> bool:
 def _dump(args: argparse.Namespace) -> int:
     from twinprobe._record.llm.atb import DumpOptions, dump
 
-    sys.stdout.writelines(f"{line}\n" for line in dump(DumpOptions.of(args)).lines)
+    sys.stdout.writelines(f"{line}\n" for line in dump(DumpOptions.of(args)))
     return 0
 
 

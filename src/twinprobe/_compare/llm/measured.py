@@ -28,8 +28,16 @@ from twinprobe._measure.llm_metrics import (
 )
 from twinprobe._measure.loops.sums import Engine
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, TokenFolder, can_read_small_files
-from twinprobe._runs.llm.tensor import DTYPES, Described
+from twinprobe._runs.llm.files import TokenFolder
+from twinprobe._runs.tensors.small_files import (
+    CHUNK,
+    DTYPES,
+    Described,
+    LargeFile,
+    NotLarge,
+    SmallFiles,
+    can_read_small_files,
+)
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import DamagedTensor
 

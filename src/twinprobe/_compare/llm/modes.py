@@ -15,8 +15,7 @@ from twinprobe._judge.verdicts import EPSILONS, RULES, WARNING, Thresholds
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._runs.llm.dump import find_layout
-from twinprobe._runs.llm.files import TORCH
-from twinprobe._runs.llm.tensor import open_llm_tensor
+from twinprobe._runs.llm.files import TORCH, open_llm_tensor
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 

@@ -13,11 +13,11 @@ from twinprobe._align.ops.plan import API, LAYER, Call, Place, Plan, plain_files
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile
 from twinprobe._runs.llm.statistics import Recorded
-from twinprobe._runs.llm.tensor import Known
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import ABSENT, FLOAT, STATS, Leaf, TableBuilder
 from twinprobe._runs.table import INPUT as TAKEN
 from twinprobe._runs.table import OUTPUT as GIVEN
+from twinprobe._runs.tensors.small_files import Known
 
 if TYPE_CHECKING:
     from pathlib import Path
