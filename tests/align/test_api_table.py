@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from twinprobe._align.calls import Head
-from twinprobe._align.mapping import torch_signatures
 from twinprobe._align.mapping.api_names import SignatureMap, _tables, family, signature, torch_name
 
 # Overloads whose documentation does not spell out the arguments.
@@ -34,16 +33,15 @@ def test_every_argument_is_documented() -> None:
     if not hasattr(known["Functional"], "rms_norm"):
         pytest.skip("the arguments are those of a newer PyTorch")
     wrong = []
-    for line in torch_signatures.TORCH_SIGNATURES.split("\n"):
-        if not line or line.partition(".")[0] not in known:
-            continue
-        name, *arguments = line.split()
+    for name, written in _tables().torch.items():
         home, _, bare = name.partition(".")
+        if home not in known:
+            continue
         function = getattr(known[home], bare)
         text = function.__doc__ or ""
         with suppress(ValueError):
             text += str(inspect.signature(function))
-        wrong += [(name, one) for one in arguments if one.lstrip("*") not in text and one != "self"]
+        wrong += [(name, one) for one in written.names if one not in text and one != "self"]
     assert [pair for pair in wrong if pair[0] not in UNDOCUMENTED] == []
 
 

@@ -39,7 +39,7 @@ from twinprobe.errors import TwinProbeError
 reader, folder = READERS[sys.argv[2]], Path(sys.argv[3])
 def look(path):
     if path.suffix in (".pt", ".npy", ".bin"):  # without the copy that fuzzing makes of the elements
-        from twinprobe._runs.llm.tensor import open_llm_tensor
+        from twinprobe._runs.llm.files import open_llm_tensor
         return open_llm_tensor(path.parent, path.name).data.view("u1").max()
     return reader.read(path)
 def read(path):

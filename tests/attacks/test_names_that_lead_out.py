@@ -11,7 +11,7 @@ import pytest
 from attack_tools import BAD, GOOD, compared, files_under, name_file, row_of, with_bad_tensor
 
 from twinprobe._cli import main
-from twinprobe._runs.llm.tensor import open_llm_tensor
+from twinprobe._runs.llm.files import open_llm_tensor
 from twinprobe.errors import DamagedTensor
 
 SECRET = b"the secret of another user"

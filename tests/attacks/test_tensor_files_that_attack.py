@@ -16,7 +16,7 @@ import pytest
 from attack_tools import ALLOWED_MEMORY, BAD, GOOD, compared, cost, row_of, with_bad_tensor
 
 from runs.hostile_tensor_files import HEADERS, PICKLES, TENSORS, ZIPS, calls
-from twinprobe._runs.llm.tensor import open_llm_tensor
+from twinprobe._runs.llm.files import open_llm_tensor
 from twinprobe.errors import DamagedTensor
 
 THROUGH_THE_COMMAND = {

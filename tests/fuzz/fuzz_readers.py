@@ -66,7 +66,7 @@ def _foreign(path: Path) -> None:
 
 
 def _atb(path: Path) -> None:
-    from twinprobe._runs.llm.tensor import open_llm_tensor
+    from twinprobe._runs.llm.files import open_llm_tensor
 
     open_llm_tensor(path.parent, path.name).data.tobytes()
 

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from llm_dumps import CODES, atb_bytes, write_atb
 
 from twinprobe._measure.elements import FLOAT64, numbers
-from twinprobe._runs.llm.atb_file import read_header, tensor_of
-from twinprobe._runs.llm.tensor import open_llm_tensor
+from twinprobe._runs.llm.files import open_llm_tensor
+from twinprobe._runs.tensors.atb_file import read_header, tensor_of
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
 

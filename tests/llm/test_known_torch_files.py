@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._runs.llm.tensor import Described, Known
 from twinprobe._runs.tensors.pt_file import read_pt
+from twinprobe._runs.tensors.small_files import Described, Known
 
 torch = pytest.importorskip("torch")
 

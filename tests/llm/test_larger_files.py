@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from llm_dumps import write_atb, write_pth
 
-from twinprobe._compare.llm.measured import MeasuredRows, SmallPairs
+from twinprobe._compare.llm.measured import Measured, SmallPairs
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import PIECE
-from twinprobe._runs.llm.files import CHUNK, LARGEST, LargeFile, NotLarge, SmallFiles
-from twinprobe._runs.llm.tensor import Known
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.small_files import CHUNK, LARGEST, Known, LargeFile, NotLarge, SmallFiles
 
 KERNELS = engine_of(1 << 40)
 
@@ -33,14 +32,14 @@ def by_itself(my: np.ndarray, golden: np.ndarray) -> LlmMetrics:
 
 def taken(folder: Path, my: str, golden: str) -> LlmMetrics | None:
     """The metrics of two files; None if they have to be read otherwise."""
-    results = MeasuredRows(1)
+    results = Measured(1)
     with SmallFiles(str(folder), Known()) as mine, SmallFiles(str(folder), Known()) as theirs:
         pairs = SmallPairs(mine, theirs, results)
         if not pairs.take(0, my, golden):
             return None
         assert pairs.finish() == []
     assert results.shapes[0] == results.shapes[1]
-    return results[0].metrics
+    return results.of_row(0)
 
 
 def test_pieces_are_whole_for_kernels() -> None:

@@ -178,7 +178,7 @@ def test_importing_the_facade_or_comparing_imports_no_framework() -> None:
 
     code = (
         "import sys, twinprobe.llm, twinprobe._compare.llm.job\n"
-        "import twinprobe._compare.llm.modes, twinprobe._compare.llm.modes, twinprobe._cli.llm\n"
+        "import twinprobe._compare.llm.modes, twinprobe._cli.llm\n"
         "print(*[name for name in ('torch', 'polars', 'numba', 'mindspore') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from llm_dumps import CODES, Sizes, atb_bytes, atb_layer, atb_model, decoder_values, write_atb, write_atb_model
 
+from twinprobe._align.ops.plan import OpenedToken, Plan, make_plan
 from twinprobe._align.ops.table import read_table
-from twinprobe._compare.llm.measured import MeasuredRows, Measuring, measure_rows
-from twinprobe._compare.llm.rows import OpenedToken, Plan, make_plan, rows_of
+from twinprobe._compare.llm.measured import Measured, Measuring, measure_rows
+from twinprobe._compare.llm.rows import rows_of
 from twinprobe._measure.engine import PLAIN, engine_of
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair, metrics_of, numbers_of_rows, rows_of_pairs
 from twinprobe._runs.llm.dump import open_llm_dump
-from twinprobe._runs.llm.files import LARGEST, SmallFiles, TokenFolder
-from twinprobe._runs.llm.tensor import Known
+from twinprobe._runs.llm.files import TokenFolder
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.small_files import LARGEST, Known, SmallFiles
 
 KERNELS = engine_of(1 << 40)
 
@@ -120,7 +121,7 @@ def planned(engines: tuple[Path, Path]) -> tuple[Plan, list[TokenFolder]]:
     return plan, [TokenFolder(dump.kind, dump.root, tokens[0].folder) for dump in (my, golden)]
 
 
-def measured(engines: tuple[Path, Path], how: Measuring) -> MeasuredRows:
+def measured(engines: tuple[Path, Path], how: Measuring) -> Measured:
     plan, (my, golden) = planned(engines)
     return measure_rows(rows_of(plan, my.files, golden.files, None), my, golden, how)
 
@@ -128,14 +129,14 @@ def measured(engines: tuple[Path, Path], how: Measuring) -> MeasuredRows:
 def test_a_token_measured_many_at_a_time_reads_like_one_measured_row_by_row(engines: tuple[Path, Path]) -> None:
     together, alone = measured(engines, Measuring(KERNELS)), measured(engines, Measuring(PLAIN))
     threads = measured(engines, Measuring(KERNELS, None, 3))
-    assert list(threads) == list(together)
-    for one, other in zip(together, alone, strict=True):
-        assert one._replace(metrics=None) == other._replace(metrics=None)
-        assert one.metrics is not None
-        assert other.metrics is not None
-        assert one.metrics.target == pytest.approx(other.metrics.target, rel=1e-6)
-        assert one.metrics.cosine == pytest.approx(other.metrics.cosine, rel=1e-6)
-        assert one.metrics.identical == other.metrics.identical
+    count = len(together.dtypes[0])
+    assert [threads.of_row(index) for index in range(count)] == [together.of_row(index) for index in range(count)]
+    assert (together.dtypes, together.shapes, together.faults) == (alone.dtypes, alone.shapes, alone.faults)
+    for index in range(count):
+        one, other = together.of_row(index), alone.of_row(index)
+        assert one.target == pytest.approx(other.target, rel=1e-6)
+        assert one.cosine == pytest.approx(other.cosine, rel=1e-6)
+        assert one.identical == other.identical
 
 
 def test_one_bad_file_among_small_ones_is_one_row_with_a_reason(engines: tuple[Path, Path]) -> None:
@@ -147,7 +148,7 @@ def test_one_bad_file_among_small_ones_is_one_row_with_a_reason(engines: tuple[P
     link.rename(outside)
     link.symlink_to(outside)
     found = measured(engines, Measuring(KERNELS))
-    faults = sorted(one.fault for one in found if one.fault)
+    faults = sorted(found.faults.values())
     assert len(faults) == 2
     assert any("claims" in fault for fault in faults)
     assert any("outside" in fault for fault in faults)
@@ -164,7 +165,7 @@ def test_rows_of_the_next_token_are_those_of_the_one_before_unless_its_files_dif
     lost = my.root / next_token.folder / "1_CommonLayer/0_RmsNormOperation/after/outtensor0.bin"
     lost.unlink()
     fewer = rows_of(plan, replace(next_token).files, theirs, None)
-    assert [row.target for row in fewer] != [row.target for row in first]
+    assert fewer.names != first.names
 
 
 def test_a_plan_arrives_once_in_another_process(engines: tuple[Path, Path]) -> None:

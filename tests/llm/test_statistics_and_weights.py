@@ -13,7 +13,7 @@ import pytest
 from llm_command import Said
 from llm_dumps import Sizes, Values, atb_layer, atb_model, decoder_values, write_atb_model, write_pth, write_torch
 
-from twinprobe._runs.llm.atb_file import dtype_text, read_header, tensor_of
+from twinprobe._runs.tensors.atb_file import dtype_text, read_header, tensor_of
 from twinprobe._runs.tensors.elements import HostTensor
 
 Run = Callable[..., Said]

@@ -1,4 +1,4 @@
-"""Which rank of one run set belongs to which rank of the other."""
+"""Which rank of one run set belongs to which of the other; the same of kernels, and of an inference dump's tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from twinprobe._align.links import NONE, Pairs, from_partners
 from twinprobe._runs.kernel_dump import KernelRow
+from twinprobe._runs.llm.dump import WARMUP, Device, Layout, LlmDump, Token
 from twinprobe._runs.run import RunFolder, run_folders
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, NothingToCompare
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +137,115 @@ def match_kernels(target: Sequence[KernelRow], golden: Sequence[KernelRow]) -> P
         used = set(partners)
         free = [at for at in free if at not in used]
     return from_partners(partners, len(golden), rules)
+
+
+# Inference dumps: devices by their numbers, tokens by theirs.
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePair:
+    """Two devices, and the folders of all cards where those of one side have to be joined."""
+
+    target: Device
+    golden: Device
+    target_cards: tuple[str, ...] = ()
+    golden_cards: tuple[str, ...] = ()
+
+
+def pair_all(target: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token, Token]], list[str], list[str]]:
+    """All tokens to compare, device by device; notes; and what was asked for but only one side has."""
+    devices, notes = pair_devices(target.layout, golden.layout)
+    pairs: list[tuple[DevicePair, Token, Token]] = []
+    lost: list[str] = []
+    nothing: NothingToCompare | None = None
+    for devices_pair in devices:
+        try:
+            tokens, remarks, left = pair_tokens(target, golden, devices_pair)
+        except NothingToCompare as error:
+            nothing = error
+            lost.append(f"{devices_pair.target.name}: {error}")
+            continue
+        pairs += [(devices_pair, *both) for both in tokens]
+        notes += [note for note in remarks if note not in notes]
+        lost += [loss for loss in left if loss not in lost]
+    if not pairs and nothing is not None:
+        raise nothing
+    return pairs, notes, lost
+
+
+def pair_devices(target: Layout, golden: Layout) -> tuple[list[DevicePair], list[str]]:
+    """As many devices on both sides: one by one. Otherwise the first of each, with the cards of a side joined."""
+    notes: list[str] = []
+    cards = [_one_per_number(layout, notes) for layout in (target, golden)]
+    chosen = [
+        [layout.device] if layout.device else found for layout, found in zip((target, golden), cards, strict=True)
+    ]
+    same = len(cards[0]) == len(cards[1])
+    folders = [() if same or len(found) == 1 else tuple(card.folder for card in found) for found in cards]
+    if len(chosen[0]) != len(chosen[1]):
+        if same:  # one side names a device, the other does not: its counterpart has the same place
+            return [_counterpart(target, golden, cards)], notes
+        chosen = [devices[:1] for devices in chosen]
+    pairs = [
+        DevicePair(device, partner, folders[0], folders[1])
+        for device, partner in zip(chosen[0], chosen[1], strict=True)
+    ]
+    for side, devices in zip(("my", "the golden"), folders, strict=True):
+        if devices:
+            notes.append(f"the tensors of {side} dump's {len(devices)} cards are joined where only all of them fit")
+    return pairs, notes
+
+
+def _counterpart(target: Layout, golden: Layout, cards: list[list[Device]]) -> DevicePair:
+    side = 0 if target.device is not None else 1
+    named = target.device or golden.device
+    assert named is not None
+    index = next((index for index, card in enumerate(cards[side]) if card.number == named.number), 0)
+    other = cards[1 - side][index]
+    return DevicePair(named, other) if side == 0 else DevicePair(other, named)
+
+
+def _one_per_number(layout: Layout, notes: list[str]) -> list[Device]:
+    """A folder may hold several runs: one process per device counts, the named one or the first."""
+    found: dict[int, Device] = {}
+    for device in layout.devices:
+        if layout.device is not None and device.number == layout.device.number:
+            found[device.number] = layout.device
+        elif device.number not in found:
+            found[device.number] = device
+    left = [device.name for device in layout.devices if found[device.number] is not device]
+    if left and layout.device is None:
+        notes.append(f"{layout.root}: several processes used one device; left out: {', '.join(left[:6])}")
+    return [found[number] for number in sorted(found)]
+
+
+def pair_tokens(
+    target: LlmDump, golden: LlmDump, pair: DevicePair
+) -> tuple[list[tuple[Token, Token]], list[str], list[str]]:
+    """Tokens of equal number (where both paths name one token, those two); notes; and what only one side has."""
+    target_tokens, golden_tokens = target.tokens(pair.target), golden.tokens(pair.golden)
+    by_label = {token.label: token for token in golden_tokens}
+    common = [(token, by_label[token.label]) for token in target_tokens if token.label in by_label]
+    if common:
+        labels = {token.label for token, _ in common}
+        lost = []
+        for who, tokens in (("my", target_tokens), ("the golden", golden_tokens)):
+            rest = [token for token in tokens if token.label not in labels and token.label != WARMUP]
+            if rest:
+                lost.append(f"only {who} dump has the tokens {_listed(rest)}")
+        return common, [], lost
+    named = target.layout.token is not None and golden.layout.token is not None
+    if named and target_tokens and golden_tokens:
+        token, partner = target_tokens[0], golden_tokens[0]
+        note = f"token {token.label} of my dump is compared with token {partner.label} of the golden one"
+        return [(token, partner)], [note], []
+    raise NothingToCompare(
+        f"no token in common: my dump has {_listed(target_tokens)}, the golden one {_listed(golden_tokens)}",
+        where=target.layout.path,
+        hint="name one token's folder on each side to compare them whatever their numbers are",
+    )
+
+
+def _listed(tokens: Sequence[Token]) -> str:
+    labels = [token.label for token in tokens]
+    return ", ".join(labels[:8]) + (" ..." if len(labels) > 8 else "") if labels else "none"

@@ -76,7 +76,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 def _compare(args: argparse.Namespace) -> int:
     from twinprobe._cli.common import Progress, print_json
     from twinprobe._compare.llm.job import REPORT, STATISTICS, compare_manual, utc_timestamp, write_llm_reports
-    from twinprobe._compare.llm.modes import compare_files, compare_statistics, compare_weights, is_pair_of_files
+    from twinprobe._compare.llm.modes import compare_files, compare_weights, is_pair_of_files
     from twinprobe._report.console import visible
     from twinprobe._runs.llm.dump import find_manual
     from twinprobe.errors import BadInput
@@ -98,9 +98,7 @@ def _compare(args: argparse.Namespace) -> int:
     with notes, Progress(enabled=not (args.quiet or args.json)) as progress:
         if args.weight:
             result = compare_weights(request)
-        elif args.stats:
-            result = compare_statistics(request)
-        elif by_hand is not None:
+        elif by_hand is not None and not args.stats:
             result = compare_manual(request, by_hand, progress.advance)
         else:
             result = compare_dumps(request, progress.advance, notes)
@@ -127,6 +125,7 @@ def _request(args: argparse.Namespace) -> LlmRequest:
         golden=args.golden_path,
         level="logits" if args.cmp_level == "token" else args.cmp_level,
         mapping=args.op_mapping_file,
+        statistics=args.stats,
         algorithms=tuple(args.custom_algorithms),
         thresholds=Thresholds(rounding=args.rounding),
         engine=engine_options(args),
@@ -174,7 +173,7 @@ def _flag(text: str) -> bool:
 def _dump(args: argparse.Namespace) -> int:
     from twinprobe._record.llm.atb import DumpOptions, dump
 
-    sys.stdout.writelines(f"{line}\n" for line in dump(DumpOptions.of(args)).lines)
+    sys.stdout.writelines(f"{line}\n" for line in dump(DumpOptions.of(args)))
     return 0
 
 

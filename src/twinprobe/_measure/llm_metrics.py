@@ -314,11 +314,6 @@ NUMBERS = (
 )
 
 
-def numbers_of(metrics: LlmMetrics) -> list[float | None]:
-    """The numbers of one pair."""
-    return [*metrics.target, *metrics.golden, *metrics[3:]]
-
-
 def metrics_of(reason: str, numbers: list[float | None]) -> LlmMetrics:
     """The pair that has these numbers."""
     *others, identical, nonfinite, elements = numbers[6:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import resources
 from typing import NamedTuple, Protocol
 
 from twinprobe._align.calls import Head
@@ -54,6 +55,8 @@ class Signature(NamedTuple):
 
 
 class _Tables(NamedTuple):
+    """What api_table.txt holds."""
+
     torch: dict[str, Signature]
     renamed: dict[str, str]
     mindspore: dict[str, Signature]
@@ -111,27 +114,23 @@ def signature(prefix: str, body: str, cls: str, *, is_mindspore: bool) -> Signat
 
 @lru_cache(maxsize=1)
 def _tables() -> _Tables:
-    from twinprobe._align.mapping import api_table, torch_signatures
-
-    torch, mindspore, renamed = {}, {}, {}
-    for line in _lines(torch_signatures.TORCH_SIGNATURES):
-        name, *arguments = line.split()
-        torch[name] = _signature(arguments)
-    for line in _lines(api_table.SAME_NAME):
-        prefixes, _, names = line.partition(":")
-        mine, _, theirs = prefixes.partition(" > ")
-        renamed.update({f"{mine}.{name}": f"{theirs}.{name}" for name in names.split()})
-    for line in _lines(api_table.RENAMED):
-        pair, _, written = line.partition(":")
-        mine, _, theirs = pair.partition(" > ")
-        renamed[mine] = theirs
-        if written:
-            mindspore[mine] = _signature(written.split())
-    return _Tables(torch, renamed, mindspore)
-
-
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line]
+    tables = _Tables({}, {}, {})
+    text = (resources.files("twinprobe._align.mapping") / "api_table.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pair, _, rest = line.partition(":")
+        mindspore, is_pair, torch = pair.partition(" > ")
+        if not is_pair:
+            name, *arguments = line.split()
+            tables.torch[name] = _signature(arguments)
+        elif "." in mindspore:
+            tables.renamed[mindspore] = torch
+            if rest:
+                tables.mindspore[mindspore] = _signature(rest.split())
+        else:
+            tables.renamed.update({f"{mindspore}.{name}": f"{torch}.{name}" for name in rest.split()})
+    return tables
 
 
 def _signature(arguments: list[str]) -> Signature:

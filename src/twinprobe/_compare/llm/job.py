@@ -13,11 +13,20 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from twinprobe import __version__
+from twinprobe._align.folders import pair_all
+from twinprobe._align.ops.plan import Call, OpenedToken, Plan, make_plan
 from twinprobe._align.ops.table import OperatorTable, read_table
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.rows import API, Call, OpenedToken, Plan, Row, Rows, make_plan
-from twinprobe._compare.llm.table import SHARED_NAMES, numbered
-from twinprobe._compare.llm.token import TokenCounts, TokenJob, TokenResult, compare_token, pair_all, result_of
+from twinprobe._compare.llm.rows import Row, Rows, Side
+from twinprobe._compare.llm.token import (
+    SHARED_NAMES,
+    TokenCounts,
+    TokenJob,
+    TokenResult,
+    compare_token,
+    numbered,
+    result_of,
+)
 from twinprobe._compare.request import Command, once_in_folder, session_of
 from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
 from twinprobe._judge.verdicts import ERROR, PASS, WARNING, Thresholds
@@ -61,6 +70,8 @@ class LlmRequest:
     golden: Path
     level: str | None = None
     mapping: Path | None = None
+    statistics: bool = False
+    """Whether what was recorded of the tensors is compared, instead of the tensors."""
     algorithms: tuple[str, ...] = ()
     thresholds: Thresholds = field(default_factory=Thresholds)
     workers: int | None = None
@@ -100,17 +111,24 @@ def compare_dumps(
         kept.complete = not failures
     if not done:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.target)
-    # Operators of equal names in two other models pair up as well; that nothing has one size gives it away.
     matched, misshapen = (sum(getattr(result.counts, name) for result in done) for name in ("matched", "misshapen"))
-    if matched == misshapen:
+    if request.statistics:
+        if not matched:
+            raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.target)
+    # Operators of equal names in two other models pair up as well; that nothing has one size gives it away.
+    elif matched == misshapen:
         raise NothingToCompare(
             f"no tensor has a counterpart of its size in {request.golden}", where=request.target,
             hint="are both dumps of the same model? an op_mapping_file.json can say which operators belong together",
         )  # fmt: skip
-    if 2 * misshapen > matched:
+    elif 2 * misshapen > matched:
         notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
-    sides = side_of(target, request.target, "tensor"), side_of(golden, request.golden, "tensor")
-    comparison = joined(done, sides, [*table.notes, *target.notes, *golden.notes, *notes, *lost])
+    mode, task = ("llm statistics", "statistics") if request.statistics else ("llm", "tensor")
+    sides = [
+        RunInfo(str(path), dump.kind, task, "", sum(1 for model in dump.models for _ in model.walk()), 0)
+        for dump, path in ((target, request.target), (golden, request.golden))
+    ]
+    comparison = joined(done, mode, sides[0], sides[1], [*table.notes, *target.notes, *golden.notes, *notes, *lost])
     return replace(comparison, lost=lost)
 
 
@@ -123,7 +141,11 @@ def _jobs(
     for devices, token, golden_token in pairs:
         key = token.model, golden_token.model
         if key not in plans:
-            plans[key] = make_plan(OpenedToken(target, token), OpenedToken(golden, golden_token), table)
+            opened = [
+                OpenedToken(dump, token_of, statistics=request.statistics)
+                for dump, token_of in ((target, token), (golden, golden_token))
+            ]
+            plans[key] = make_plan(opened[0], opened[1], table)
             notes += [note for note in plans[key].notes if note not in notes]
         cards = [
             tuple(card + side_token.folder[len(device.folder) :] for card in folders)
@@ -139,6 +161,7 @@ def _jobs(
                 golden=TokenFolder(golden.kind, golden.root, golden_token.folder, cards[1]),
                 plan=plans[key],
                 level=request.level,
+                statistics=request.statistics,
                 limits=request.thresholds,
                 algorithms=request.algorithms,
                 timeout=request.timeout,
@@ -183,25 +206,30 @@ def _bytes(job: TokenJob) -> int:
     return total
 
 
-def joined(results: list[TokenResult], sides: tuple[RunInfo, RunInfo], notes: list[str]) -> LlmComparison:
+def joined(results: list[TokenResult], mode: str, target: RunInfo, golden: RunInfo, notes: list[str]) -> LlmComparison:
     """One table and one summary of all tokens; the sides are told how many rows they have."""
     table = numbered([result.table for result in results])
     matched, target_only, golden_only, unread = (
         sum(getattr(result.counts, name) for result in results)
         for name in ("matched", "target_only", "golden_only", "unread")
     )
-    sides = replace(sides[0], rows=matched + target_only), replace(sides[1], rows=matched + golden_only)
-    summary = summary_of("llm", sides, table, matched, notes, unread)
-    return LlmComparison(table, replace(summary, first=_first(results)))
+    sides = replace(target, rows=matched + target_only), replace(golden, rows=matched + golden_only)
+    return LlmComparison(table, summary_of(mode, sides, table, matched, notes, unread, first=_first(results)))
 
 
 def summary_of(
-    mode: str, sides: tuple[RunInfo, RunInfo], table: pl.DataFrame, matched: int, notes: list[str], unread: int
+    mode: str,
+    sides: tuple[RunInfo, RunInfo],
+    table: pl.DataFrame,
+    matched: int,
+    notes: list[str],
+    unread: int,
+    first: Divergence | None = None,
 ) -> Summary:
-    """The counts of a comparison, without its first divergence."""
+    """The counts of a comparison."""
     verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
     only = sides[0].rows - matched, sides[1].rows - matched
-    return Summary(mode, *sides, table.height, matched, *only, verdicts, None, notes, unread=unread)
+    return Summary(mode, *sides, table.height, matched, *only, verdicts, first, notes, unread=unread)
 
 
 def _first(results: list[TokenResult]) -> Divergence | None:
@@ -217,11 +245,6 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     return None
 
 
-def side_of(dump: LlmDump, path: Path, task: str, rows: int = 0) -> RunInfo:
-    """What the summary says of a dump."""
-    return RunInfo(str(path), dump.kind, task, "", sum(1 for model in dump.models for _ in model.walk()), rows)
-
-
 # A long comparison of inference dumps keeps its finished tokens, so that an interrupted one can go on.
 
 
@@ -230,7 +253,8 @@ class Notes(AbstractContextManager["Notes"]):
 
     def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
         paths = (request.target, request.golden, request.mapping)
-        identity = repr(([str(path) for path in paths], request.level, request.algorithms, request.thresholds))
+        identity = repr(([str(path) for path in paths], request.level, request.statistics, request.algorithms,
+                         request.thresholds))  # fmt: skip
         self._command = Command("llm compare", identity, output, timestamp, resume)
         self._open = ExitStack()
         self._session: Session | None = None
@@ -287,7 +311,8 @@ def compare_or_recall(job: TokenJob) -> TokenResult:
 
 def _mark(job: TokenJob, stamp: str) -> str:
     """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
-    asked = (__version__, job.plan_mark, job.token, job.device, job.target, job.golden, job.level, job.limits)
+    asked = (__version__, job.plan_mark, job.token, job.device, job.target, job.golden, job.level, job.statistics,
+             job.limits)  # fmt: skip
     own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
     sides = [
         " ".join(_folder_mark(stamp, side.root / folder) for folder in dict.fromkeys((side.folder, *side.cards)))
@@ -351,27 +376,27 @@ def compare_manual(
         reason = results[0].table["cmp_fail_reason"][0]
         raise NothingToCompare(f"none of the pairs can be read: {reason}", where=metadata)
     target = RunInfo(str(request.target), layout.kind, "tensor", "", 0, 0)
-    return joined(results, (target, RunInfo(str(request.golden), METADATA, "tensor", "", 0, 0)), [])
+    return joined(results, "llm", target, RunInfo(str(request.golden), METADATA, "tensor", "", 0, 0), [])
 
 
 def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[ManualPair]) -> TokenResult:
-    token = pairs[0].token
+    calls = [Call(pair.data_id, pair.data_id, "") for pair in pairs]
     job = TokenJob(
-        token=token,
+        token=pairs[0].token,
         device=layout.device.name if layout.device else "",
         target=TokenFolder(METADATA, layout.root, ""),
         golden=TokenFolder(METADATA, folder, ""),
-        plan=Plan([Call(pair.data_id, pair.data_id, "", API) for pair in pairs], {}, [], [], across=True),
+        plan=Plan(calls, {}, [], [], across=True),
         limits=request.thresholds,
         algorithms=request.algorithms,
         timeout=request.timeout,
     )
-    rows = Rows()
-    for index, pair in enumerate(pairs):
-        # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
-        target, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
-        rows.append(Row((target,), (golden,), "", "", index, API, METADATA))
-    return result_of(job, rows)
+    # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
+    target, golden = (
+        Side(calls, [(at, TensorFile(OUTPUT, (0,), file, linked=True)) for at, file in enumerate(files)])
+        for files in ([_file(pair, layout) for pair in pairs], [pair.golden for pair in pairs])
+    )
+    return result_of(job, Rows(target, golden, [Row(((at,), (at,)), METADATA) for at in range(len(pairs))]))
 
 
 def _file(pair: ManualPair, layout: Layout) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._compare.llm.rows import Row
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._runs.llm.files import INPUT, TensorFile, TokenFolder
 from twinprobe._runs.tensors.elements import HostTensor
@@ -117,17 +116,22 @@ class Loaded:
     remark: str = ""
 
 
-def load_row(row: Row, target: TokenFolder, golden: TokenFolder) -> Loaded:
+def load_row(
+    files: tuple[tuple[TensorFile, ...], tuple[TensorFile, ...]],
+    tokens: tuple[TokenFolder, TokenFolder],
+    *,
+    partial: bool,
+) -> Loaded:
     """Open both sides of a row."""
-    tokens, files = (target, golden), (row.target, row.golden)
     sides = [[token.open(file) for file in listed] for token, listed in zip(tokens, files, strict=True)]
-    target_dtypes, golden_dtypes = (";".join(f"torch.{tensor.dtype}" for tensor in side) for side in sides)
-    target_shapes, golden_shapes = (";".join(str(list(tensor.shape)) for tensor in side) for side in sides)
-    dtypes, shapes = (target_dtypes, golden_dtypes), (target_shapes, golden_shapes)
-    if len(row.target) == len(row.golden) == 1 and not row.partial:
-        target_tensor, golden_tensor = sides[0][0], sides[1][0]
-        if target_tensor.dtype == golden_tensor.dtype and target_tensor.data.size == golden_tensor.data.size:
-            return Loaded(target_tensor, golden_tensor, dtypes, shapes)
+    dtypes, shapes = (
+        (";".join(map(text, sides[0])), ";".join(map(text, sides[1])))
+        for text in (lambda tensor: f"torch.{tensor.dtype}", lambda tensor: str(list(tensor.shape)))
+    )
+    if len(files[0]) == len(files[1]) == 1 and not partial:
+        target, golden = sides[0][0], sides[1][0]
+        if target.dtype == golden.dtype and target.data.size == golden.data.size:
+            return Loaded(target, golden, dtypes, shapes)
     remarks = []
     for side in (0, 1):
         if is_quantised(sides[side]) and not is_quantised(sides[1 - side]) and len(files[side]) == 1:
@@ -136,7 +140,7 @@ def load_row(row: Row, target: TokenFolder, golden: TokenFolder) -> Loaded:
     sizes = [sum(tensor.data.size for tensor in side) for side in sides]
     for side in (0, 1):
         cards = len(tokens[side].cards)
-        summed = row.partial and sizes[0] == sizes[1]
+        summed = partial and sizes[0] == sizes[1]
         if cards > 1 and (summed or sizes[side] * cards == sizes[1 - side]):
             sides[side] = _all_cards(tokens[side], files[side], sides[1 - side], summed=summed)
             remarks.append(f"{cards} cards {'summed' if summed else 'joined'}")

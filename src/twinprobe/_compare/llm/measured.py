@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from math import nan
@@ -12,22 +13,31 @@ from numpy.typing import NDArray
 
 from twinprobe._compare.llm.custom import Algorithms
 from twinprobe._compare.llm.load import load_row
-from twinprobe._compare.llm.rows import Row, Rows
+from twinprobe._compare.llm.rows import Rows
 from twinprobe._measure.engine import PLAIN
 from twinprobe._measure.llm_metrics import (
+    EMPTY,
     NUMBERS,
+    SHAPE,
     Basics,
     LlmMetrics,
     measure_llm_pair,
     metrics_of,
-    numbers_of,
     numbers_of_rows,
     rows_of_pairs,
 )
 from twinprobe._measure.loops.sums import Engine
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, TokenFolder, can_read_small_files
-from twinprobe._runs.llm.tensor import DTYPES, Described
+from twinprobe._runs.llm.files import TokenFolder
+from twinprobe._runs.tensors.small_files import (
+    CHUNK,
+    DTYPES,
+    Described,
+    LargeFile,
+    NotLarge,
+    SmallFiles,
+    can_read_small_files,
+)
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import DamagedTensor
 
@@ -38,57 +48,32 @@ if TYPE_CHECKING:
 _COLUMN = {name: column for column, name in enumerate(NUMBERS)}
 
 
-class Measured(NamedTuple):
-    """A row after measuring: its metrics, or the fault that kept it from being measured."""
-
-    metrics: LlmMetrics | None = None
-    fault: str = ""
-    dtypes: tuple[str, str] = ("", "")
-    shapes: tuple[str, str] = ("", "")
-    remark: str = ""
-    custom: tuple[tuple[str, str], ...] = ()
-
-
-class MeasuredRows:
+class Measured:
     """What was measured of all rows of a token. Few rows have a fault, a reason or a remark: those stand apart."""
 
     def __init__(self, count: int) -> None:
         self._numbers = np.full((count, len(NUMBERS)), nan)
         self._known = np.zeros((count, len(NUMBERS)), dtype=bool)
-        self._measured = np.zeros(count, dtype=bool)
         self.dtypes, self.shapes = ([""] * count, [""] * count), ([""] * count, [""] * count)
         self.faults: dict[int, str] = {}
         self.reasons: dict[int, str] = {}
         self.remarks: dict[int, str] = {}
         self.custom: dict[int, tuple[tuple[str, str], ...]] = {}
 
-    def put(self, index: int, measured: Measured) -> None:
+    def put(self, index: int, metrics: LlmMetrics, dtypes: Iterable[str], shapes: Iterable[str]) -> None:
         """Keep what was measured of one row."""
-        if measured.metrics is not None:
-            values = numbers_of(measured.metrics)
-            self._numbers[index] = [nan if value is None else value for value in values]
-            self._known[index] = [value is not None for value in values]
-            self._measured[index] = True
-        for side in (0, 1):
-            self.dtypes[side][index], self.shapes[side][index] = measured.dtypes[side], measured.shapes[side]
-        reason = measured.metrics.reason if measured.metrics is not None else ""
-        texts = (self.faults, measured.fault), (self.reasons, reason), (self.remarks, measured.remark)
-        for column, value in texts:
-            if value:
-                column[index] = value
-        if measured.custom:
-            self.custom[index] = measured.custom
+        values = [*metrics.target, *metrics.golden, *metrics[3:]]
+        self._numbers[index] = [nan if value is None else value for value in values]
+        self._known[index] = [value is not None for value in values]
+        for side, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True)):
+            self.dtypes[side][index], self.shapes[side][index] = dtype, shape
+        if metrics.reason:
+            self.reasons[index] = metrics.reason
 
     def put_numbers(self, rows: NDArray[np.int64], numbers: NDArray[np.float64]) -> None:
         """Keep the numbers of many rows, all of which are known."""
         self._numbers[rows] = numbers
         self._known[rows] = True
-        self._measured[rows] = True
-
-    @property
-    def unmeasured(self) -> NDArray[np.int64]:
-        """The rows without any number."""
-        return np.flatnonzero(~self._measured)
 
     def values(self, name: str) -> NDArray[np.float64]:
         """A column of NUMBERS, NaN where nothing is known."""
@@ -102,23 +87,38 @@ class MeasuredRows:
         found = pl.Series(self._numbers[:, _COLUMN[name]].copy())
         return found if known.all() else pl.select(pl.when(pl.Series(known)).then(found)).to_series()
 
-    def __len__(self) -> int:
-        return len(self._measured)
+    def metrics(self) -> pl.DataFrame:
+        """The metrics of every comparison, as the judge takes them."""
+        import polars as pl
 
-    def __getitem__(self, index: int) -> Measured:
-        dtypes, shapes = (self.dtypes[0][index], self.dtypes[1][index]), (self.shapes[0][index], self.shapes[1][index])
-        texts = dtypes, shapes, self.remarks.get(index, ""), self.custom.get(index, ())
-        if not self._measured[index]:
-            return Measured(None, self.faults.get(index, ""), *texts)
+        identical = self.values("identical") == 1
+        status = np.where(self._known.any(axis=1), "ok", "unsupported").astype(object)
+        for index, reason in self.reasons.items():
+            if reason == SHAPE or (reason == EMPTY and not identical[index]):
+                status[index] = "shape unmatched" if reason == SHAPE else "unsupported"
+        faults = [self.faults.get(index) for index in range(len(identical))]
+        return pl.DataFrame(
+            {
+                "status": pl.Series(status.tolist(), dtype=pl.String),
+                "fault": pl.Series(faults, dtype=pl.String),
+                "cosine": self.values("true_cosine"),
+                "one_thousandth": self.values("one_thousandth"),
+                "relative_norm": self.values("relative_norm"),
+                "identical": identical,
+                "nonfinite": self.values("nonfinite") == 1,
+            }
+        )
+
+    def of_row(self, index: int) -> LlmMetrics:
+        """The metrics of one row, None each where it was not measured."""
         both = zip(self._numbers[index].tolist(), self._known[index].tolist(), strict=True)
-        numbers = [value if is_known else None for value, is_known in both]
-        return Measured(metrics_of(self.reasons.get(index, ""), numbers), self.faults.get(index, ""), *texts)
+        return metrics_of(self.reasons.get(index, ""), [value if is_known else None for value, is_known in both])
 
 
 class SmallPairs:
     """Collects pairs of files in memory and measures many of them with one call."""
 
-    def __init__(self, target: SmallFiles, golden: SmallFiles, results: MeasuredRows) -> None:
+    def __init__(self, target: SmallFiles, golden: SmallFiles, results: Measured) -> None:
         self._target, self._golden, self._results = target, golden, results
         self._waiting: dict[str, list[tuple[int, int, int, int]]] = {}
         self._measured: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
@@ -213,9 +213,9 @@ class Measuring(NamedTuple):
     threads: int = 1
 
 
-def measure_rows(rows: Rows, target: TokenFolder, golden: TokenFolder, how: Measuring) -> MeasuredRows:
+def measure_rows(rows: Rows, target: TokenFolder, golden: TokenFolder, how: Measuring) -> Measured:
     """Measure all rows, in their order."""
-    results = MeasuredRows(len(rows))
+    results = Measured(len(rows))
     threads = how.threads
     if remote(target.root) is not None or remote(golden.root) is not None:
         threads = max(threads, _REQUESTS)  # most of the time they wait for an answer
@@ -232,7 +232,7 @@ def measure_rows(rows: Rows, target: TokenFolder, golden: TokenFolder, how: Meas
 
 
 def _measure(
-    rows: Rows, group: range, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: MeasuredRows
+    rows: Rows, group: range, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: Measured
 ) -> None:
     """Measure a group of rows; each has a place of its own among the results."""
     with ExitStack() as stack:
@@ -246,11 +246,11 @@ def _measure(
         if small is not None:
             alone += small.finish()
     for index in alone:
-        results.put(index, measure_row(rows[index], *tokens, how))
+        _measure_alone(index, rows, tokens, how, results)
 
 
 def _small_pairs(
-    stack: ExitStack, rows: Rows, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: MeasuredRows
+    stack: ExitStack, rows: Rows, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: Measured
 ) -> SmallPairs | None:
     """Nothing goes together without kernels, from other machines, or where own metrics want to see every tensor."""
     elsewhere = any(remote(token.root) is not None for token in tokens)
@@ -266,32 +266,34 @@ def _small_pairs(
     return SmallPairs(target, golden, results)
 
 
-def measure_row(row: Row, target: TokenFolder, golden: TokenFolder, how: Measuring) -> Measured:
+def _measure_alone(
+    index: int, rows: Rows, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: Measured
+) -> None:
     """Load and measure one row; what is wrong with its files is its fault, and nobody else's."""
+    files = rows.files(index)
     try:
-        if not row.target or not row.golden:
-            return _alone(row, target if row.target else golden)
-        loaded = load_row(row, target, golden)
-        metrics = measure_llm_pair(loaded.target, loaded.golden, engine=how.engine)
-        custom: tuple[tuple[str, str], ...] = ()
-        if how.algorithms is not None and not metrics.reason:
-            custom = how.algorithms(loaded.golden, loaded.target)
-        return Measured(metrics, "", loaded.dtypes, loaded.shapes, loaded.remark, custom)
+        if files[0] and files[1]:
+            loaded = load_row(files, tokens, partial=rows.rows[index].partial)
+            metrics = measure_llm_pair(loaded.target, loaded.golden, engine=how.engine)
+            results.put(index, metrics, loaded.dtypes, loaded.shapes)
+            if loaded.remark:
+                results.remarks[index] = loaded.remark
+            if how.algorithms is not None and not metrics.reason:
+                results.custom[index] = how.algorithms(loaded.golden, loaded.target)
+            return
+        # A tensor without counterpart is shown with its own statistics.
+        side = 0 if files[0] else 1
+        tensor = tokens[side].open(files[side][0])
+        found = statistics(tensor)
+        sides = [Basics(), Basics()]
+        if found.mean is not None:
+            sides[side] = Basics(*(float(value or 0) for value in (found.max, found.min, found.mean)))
+        texts = [["", ""], ["", ""]]
+        texts[0][side], texts[1][side] = f"torch.{tensor.dtype}", str(list(tensor.shape))
+        results.put(index, LlmMetrics("", sides[0], sides[1]), *texts)
     except DamagedTensor as damage:
-        return Measured(fault=str(damage))
+        results.faults[index] = str(damage)
     except MemoryError:
-        return Measured(fault="the tensors need more memory than this machine has free")
+        results.faults[index] = "the tensors need more memory than this machine has free"
     except OSError as error:
-        return Measured(fault=f"a tensor file cannot be read: {error.strerror}")
-
-
-def _alone(row: Row, token: TokenFolder) -> Measured:
-    """A tensor without counterpart is shown with its own statistics."""
-    tensor = token.open((row.target or row.golden)[0])
-    found = statistics(tensor)
-    basics = Basics() if found.mean is None else Basics(*(float(x or 0) for x in (found.max, found.min, found.mean)))
-    nothing = Basics()
-    metrics = LlmMetrics("", basics, nothing) if row.target else LlmMetrics("", nothing, basics)
-    texts = f"torch.{tensor.dtype}", str(list(tensor.shape))
-    sides = [(text, "") if row.target else ("", text) for text in texts]
-    return Measured(metrics, "", sides[0], sides[1])
+        results.faults[index] = f"a tensor file cannot be read: {error.strerror}"

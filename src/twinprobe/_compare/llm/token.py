@@ -1,23 +1,36 @@
-"""One token on one device, compared: rows, measurements, verdicts, and its part of the report."""
+"""One token on one device, compared as an ordinary run: paired, measured, judged, and its part of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from math import isnan, prod
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from twinprobe._align.calls import epsilon
+from twinprobe._align.ops.plan import Plan
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.measured import Measured, MeasuredRows, Measuring, measure_rows
-from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
-from twinprobe._compare.llm.table import first_of, judge_rows, token_table
+from twinprobe._compare.llm.measured import Measured, Measuring, measure_rows
+from twinprobe._compare.llm.rows import BETWEEN, Rows, rows_of
+from twinprobe._judge.describe import size_of
+from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_statistics, of_tensors
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.verdicts import Judged, Thresholds
+from twinprobe._judge.verdicts import EPSILONS, RULES, Evidence, Judged, Thresholds, judge
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
-from twinprobe._runs.llm.dump import WARMUP, Device, Layout, LlmDump, Token
-from twinprobe._runs.llm.files import TokenFolder
+from twinprobe._measure.loops.inference_sums import SMALLEST
+from twinprobe._measure.statistics import stat_differences, statistics
+from twinprobe._runs.llm.files import TensorFile, TokenFolder
+from twinprobe._runs.llm.statistics import STATS as TITLES
+from twinprobe._runs.llm.statistics import Recorded, recorded_statistics
+from twinprobe._runs.run import STATISTICS, TENSORS
+from twinprobe._runs.table import FLOAT, STATS
 from twinprobe._scale.ledger import Session
-from twinprobe.errors import NothingToCompare, TwinProbeError
+from twinprobe.errors import DamagedTensor, TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,6 +47,8 @@ class TokenJob:
     plan: Plan
     level: str | None = None
     limits: Thresholds = field(default_factory=Thresholds)
+    statistics: bool = False
+    """Whether what was recorded of the tensors is compared, instead of the tensors."""
     algorithms: tuple[str, ...] = ()
     timeout: float = 60.0
     threads: int = 1
@@ -70,6 +85,8 @@ class TokenResult:
 def compare_token(job: TokenJob) -> TokenResult:
     """Compare one token. Never raises anything that another process could not read."""
     try:
+        if job.statistics:
+            return _compare_statistics(job)
         return result_of(job, rows_of(job.plan, job.target.files, job.golden.files, job.level))
     except TwinProbeError:
         raise
@@ -87,144 +104,253 @@ def result_of(job: TokenJob, rows: Rows) -> TokenResult:
     finally:
         if algorithms is not None:
             algorithms.close()
-    judged = judge_rows(job.target.root / job.target.folder, job.plan, rows, measured, job.limits)
-    names = algorithms.names if algorithms else ()
-    table = token_table(job.token, job.device, (job.target.base, job.golden.base), rows, measured, judged, names)
-    counts = TokenCounts(
-        matched=sum(bool(row.target and row.golden) for row in rows),
-        misshapen=sum(reason == SHAPE for reason in measured.reasons.values()),
-        unread=len(measured.faults),
-        target_only=sum(not row.golden for row in rows),
-        golden_only=sum(not row.target for row in rows),
-        first=_first(job, rows, measured, judged),
-    )
-    return TokenResult(table, counts)
+    misshapen = [index for index, reason in measured.reasons.items() if reason == SHAPE]
+    pairs = _of_engines(rows.tensor_pairs, measured.dtypes, measured.shapes, misshapen)
+    judged = _judge_tensors(job, rows, pairs, measured)
+    table = _tensor_table(job, rows, measured, judged, algorithms.names if algorithms else ())
+
+    def values(side: int, index: int) -> dict[str, str]:
+        shown = {"dtype": measured.dtypes[side][index], "shape": measured.shapes[side][index]}
+        metrics = measured.of_row(index)
+        basics = metrics.golden if side else metrics.target
+        return shown | {name: str(getattr(basics, name)) for name in basics._fields}
+
+    return TokenResult(table, _counts(job, rows, pairs, judged, len(misshapen), len(measured.faults), values))
 
 
-def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: Judged) -> Divergence | None:
+def _judge_tensors(job: TokenJob, rows: Rows, pairs: pl.DataFrame, measured: Measured) -> Judged:
+    limits = replace(job.limits, rounding=job.limits.rounding or EPSILONS)
+    metrics = measured.metrics()
+    matched = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
+    state = np.where(matched, UNKNOWN, UNMATCHED).astype(np.uint8)
+    recorded = Deviation(state, np.full(len(rows), np.nan), np.zeros(len(rows), dtype=bool))
+    deviation = of_tensors(pairs, metrics, recorded, limits.rounding)
+    # The share of elements within one thousandth says nothing where rounding explains the whole difference.
+    small = (deviation.state == ROUNDING) | (deviation.state == IDENTICAL)
+    metrics = metrics.with_columns(one_thousandth=np.where(small, 1.0, metrics["one_thousandth"].to_numpy()))
+    run = rows.run(job.target.root / job.target.folder, TENSORS)
+    return judge(run, Evidence(TENSORS, pairs, deviation, None, metrics), limits)
+
+
+def _of_engines(
+    pairs: pl.DataFrame, dtypes: Sequence[Sequence[str]], shapes: Sequence[Sequence[str]], misshapen: Sequence[int]
+) -> pl.DataFrame:
+    """The pair table as two engines are judged: they differ in dtype and in axes of length one by design.
+
+    So neither counts against a row: both sides have the coarser dtype, and a shape only where the sizes differ.
+    """
+    import polars as pl
+
+    both = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
+    coarser = pl.Series([_coarser(pair) for pair in zip(*dtypes, strict=True)], dtype=pl.String)
+    coarser = pl.select(pl.when(both).then(coarser)).to_series()
+    columns = [coarser.alias("t_dtype"), coarser.alias("g_dtype")]
+    for side, shown in zip("tg", shapes, strict=True):
+        unlike: list[str | None] = [None] * pairs.height
+        for index in misshapen:
+            unlike[index] = shown[index]
+        columns.append(pl.Series(f"{side}_shape", unlike, dtype=pl.String))
+    return pairs.with_columns(columns)
+
+
+@lru_cache(maxsize=1 << 10)
+def _coarser(dtypes: tuple[str, str]) -> str:
+    names = [name for text in dtypes for name in text.split(";") if name]
+    return max(names, key=epsilon) if names else ""
+
+
+def _counts(
+    job: TokenJob,
+    rows: Rows,
+    pairs: pl.DataFrame,
+    judged: Judged,
+    misshapen: int,
+    unread: int,
+    values: Callable[[int, int], dict[str, str]],
+) -> TokenCounts:
+    target_only, golden_only = pairs["g_row"].null_count(), pairs["t_row"].null_count()
+    matched = len(rows) - target_only - golden_only
     index = judged.first_row
     if index is None:
-        return None
-    row, found = rows[index], measured[index]
-    return replace(
-        first_of(job.token, job.plan, row, index, judged),
-        row=job.target.names(row.target), golden_row=job.golden.names(row.golden),
-        target_values=_values(found, 0), golden_values=_values(found, 1),
-    )  # fmt: skip
-
-
-def _values(found: Measured, side: int) -> dict[str, str]:
-    values = {"dtype": found.dtypes[side], "shape": found.shapes[side]}
-    if found.metrics is not None:
-        basics = found.metrics.golden if side else found.metrics.target
-        values |= {name: str(getattr(basics, name)) for name in ("max", "min", "mean")}
-    return values
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePair:
-    """Two devices, and the folders of all cards where those of one side have to be joined."""
-
-    target: Device
-    golden: Device
-    target_cards: tuple[str, ...] = ()
-    golden_cards: tuple[str, ...] = ()
-
-
-def pair_all(target: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token, Token]], list[str], list[str]]:
-    """All tokens to compare, device by device; notes; and what was asked for but only one side has."""
-    devices, notes = pair_devices(target.layout, golden.layout)
-    pairs: list[tuple[DevicePair, Token, Token]] = []
-    lost: list[str] = []
-    nothing: NothingToCompare | None = None
-    for devices_pair in devices:
-        try:
-            tokens, remarks, left = pair_tokens(target, golden, devices_pair)
-        except NothingToCompare as error:
-            nothing = error
-            lost.append(f"{devices_pair.target.name}: {error}")
-            continue
-        pairs += [(devices_pair, *both) for both in tokens]
-        notes += [note for note in remarks if note not in notes]
-        lost += [loss for loss in left if loss not in lost]
-    if not pairs and nothing is not None:
-        raise nothing
-    return pairs, notes, lost
-
-
-def pair_devices(target: Layout, golden: Layout) -> tuple[list[DevicePair], list[str]]:
-    """As many devices on both sides: one by one. Otherwise the first of each, with the cards of a side joined."""
-    notes: list[str] = []
-    cards = [_one_per_number(layout, notes) for layout in (target, golden)]
-    chosen = [
-        [layout.device] if layout.device else found for layout, found in zip((target, golden), cards, strict=True)
-    ]
-    same = len(cards[0]) == len(cards[1])
-    folders = [() if same or len(found) == 1 else tuple(card.folder for card in found) for found in cards]
-    if len(chosen[0]) != len(chosen[1]):
-        if same:  # one side names a device, the other does not: its counterpart has the same place
-            return [_counterpart(target, golden, cards)], notes
-        chosen = [devices[:1] for devices in chosen]
-    pairs = [
-        DevicePair(device, partner, folders[0], folders[1])
-        for device, partner in zip(chosen[0], chosen[1], strict=True)
-    ]
-    for side, devices in zip(("my", "the golden"), folders, strict=True):
-        if devices:
-            notes.append(f"the tensors of {side} dump's {len(devices)} cards are joined where only all of them fit")
-    return pairs, notes
-
-
-def _counterpart(target: Layout, golden: Layout, cards: list[list[Device]]) -> DevicePair:
-    side = 0 if target.device is not None else 1
-    named = target.device or golden.device
-    assert named is not None
-    index = next((index for index, card in enumerate(cards[side]) if card.number == named.number), 0)
-    other = cards[1 - side][index]
-    return DevicePair(named, other) if side == 0 else DevicePair(other, named)
-
-
-def _one_per_number(layout: Layout, notes: list[str]) -> list[Device]:
-    """A folder may hold several runs: one process per device counts, the named one or the first."""
-    found: dict[int, Device] = {}
-    for device in layout.devices:
-        if layout.device is not None and device.number == layout.device.number:
-            found[device.number] = layout.device
-        elif device.number not in found:
-            found[device.number] = device
-    left = [device.name for device in layout.devices if found[device.number] is not device]
-    if left and layout.device is None:
-        notes.append(f"{layout.root}: several processes used one device; left out: {', '.join(left[:6])}")
-    return [found[number] for number in sorted(found)]
-
-
-def pair_tokens(
-    target: LlmDump, golden: LlmDump, pair: DevicePair
-) -> tuple[list[tuple[Token, Token]], list[str], list[str]]:
-    """Tokens of equal number (where both paths name one token, those two); notes; and what only one side has."""
-    target_tokens, golden_tokens = target.tokens(pair.target), golden.tokens(pair.golden)
-    by_label = {token.label: token for token in golden_tokens}
-    common = [(token, by_label[token.label]) for token in target_tokens if token.label in by_label]
-    if common:
-        labels = {token.label for token, _ in common}
-        lost = []
-        for who, tokens in (("my", target_tokens), ("the golden", golden_tokens)):
-            rest = [token for token in tokens if token.label not in labels and token.label != WARMUP]
-            if rest:
-                lost.append(f"only {who} dump has the tokens {_listed(rest)}")
-        return common, [], lost
-    named = target.layout.token is not None and golden.layout.token is not None
-    if named and target_tokens and golden_tokens:
-        token, partner = target_tokens[0], golden_tokens[0]
-        note = f"token {token.label} of my dump is compared with token {partner.label} of the golden one"
-        return [(token, partner)], [note], []
-    raise NothingToCompare(
-        f"no token in common: my dump has {_listed(target_tokens)}, the golden one {_listed(golden_tokens)}",
-        where=target.layout.path,
-        hint="name one token's folder on each side to compare them whatever their numbers are",
+        return TokenCounts(matched, misshapen, unread, target_only, golden_only, None)
+    target, golden = rows.files(index)
+    call, error = rows.both[0].call(rows.rows[index].target[0]), float(judged.error[index])
+    stem = PurePath(target[0].file.partition("#")[0]).stem
+    sides = ((job.target, target), (job.golden, golden))
+    if job.statistics:
+        names = [";".join(f"{token.base}{file.file}" for file in files) for token, files in sides]
+    else:
+        names = [token.names(files) for token, files in sides]
+    first = Divergence(
+        op=f"token {job.token}: {call.name} ({call.op_type})",
+        row=names[0],
+        golden_row=names[1],
+        stack_line="",
+        target_values=values(0, index),
+        golden_values=values(1, index),
+        relative_error=None if isnan(error) else error,
+        sentence=f"{stem}: {judged.reason[index]}{size_of(error)}{judged.unread_before}",
+        origin=judged.origin[index],
+        order=index,
     )
+    return TokenCounts(matched, misshapen, unread, target_only, golden_only, first)
 
 
-def _listed(tokens: Sequence[Token]) -> str:
-    labels = [token.label for token in tokens]
-    return ", ".join(labels[:8]) + (" ..." if len(labels) > 8 else "") if labels else "none"
+# Statistics that were recorded, in place of tensors.
+
+
+def _compare_statistics(job: TokenJob) -> TokenResult:
+    import polars as pl
+
+    tokens = job.target, job.golden
+    (target_files, target_known), (golden_files, golden_known) = map(recorded_statistics, tokens)
+    rows = rows_of(job.plan, target_files, golden_files, job.level)
+    known = target_known, golden_known
+    faults: dict[int, str] = {}
+    used: tuple[dict[str, Recorded], dict[str, Recorded]] = {}, {}
+    for index, row in enumerate(rows.rows):
+        for side, files in enumerate(rows.files(index) if row.target and row.golden else ()):
+            try:
+                used[side].update({file.file: _recorded(tokens[side], file, known[side]) for file in files})
+            except DamagedTensor as damage:
+                faults.setdefault(index, f"{RULES['unreadable'].words}: {damage}")
+    pairs = rows.pairs(STATISTICS, used)
+    misshapen = []
+    for index in range(len(rows)):
+        target, golden = (
+            sum(prod(found[file.file].shape) for file in listed if file.file in found)
+            for found, listed in zip(used, rows.files(index), strict=True)
+        )
+        if target != golden:
+            misshapen.append(index)
+    dtypes, shapes = ([pairs[f"{side}_{name}"].fill_null("").to_list() for side in "tg"] for name in ("dtype", "shape"))
+    pairs = _of_engines(pairs, dtypes, shapes, misshapen)
+    limits = replace(job.limits, rounding=job.limits.rounding or EPSILONS)
+    differences = stat_differences(pairs)
+    deviation = of_statistics(pairs, differences, limits.rounding)
+    run = rows.run(job.target.root / job.target.folder, STATISTICS)
+    judged = judge(run, Evidence(STATISTICS, pairs, deviation, differences), limits)
+    columns: dict[str, pl.Series] = {"token_id": pl.repeat(job.token, len(rows), dtype=pl.String, eager=True)}
+    for side, own, title in ((1, "golden", "golden"), (0, "target", "my")):
+        paths = _paths(rows, own, title, tokens[side].base)
+        columns |= {name: column.fill_null("") for name, column in paths.items()}
+    for stat, title in zip(STATS, TITLES, strict=True):
+        m, g = (pl.select(pl.when(pairs[f"{side}_{stat}_kind"] == FLOAT).then(pairs[f"{side}_{stat}"])).to_series()
+                for side in "tg")  # fmt: skip
+        gap = (m - g).abs()
+        scale = pl.select(pl.max_horizontal(g.abs(), pl.lit(SMALLEST))).to_series()
+        columns |= {f"{title}_stat_absolute_error": gap, f"{title}_stat_relative_error": gap / scale}
+    columns["Matched By"] = rows.texts["rule"]
+    columns |= _verdicts(judged)
+    columns["Reason"] = _with(columns["Reason"], faults)
+    unread = int(columns["Reason"].str.starts_with(RULES["unreadable"].words).sum())
+    counts = _counts(job, rows, pairs, judged, len(misshapen), unread, lambda _side, _index: {})
+    return TokenResult(pl.DataFrame(columns), counts)
+
+
+def _recorded(token: TokenFolder, file: TensorFile, known: dict[str, Recorded]) -> Recorded:
+    """What was recorded of a tensor; one without statistics is measured."""
+    if file.file in known:
+        return known[file.file]
+    tensor = token.open(file)
+    found = statistics(tensor)
+    numbers = (found.max, found.min, found.mean, found.norm)
+    return Recorded(tensor.dtype, tensor.shape, tuple(None if one is None else float(one) for one in numbers))
+
+
+# The report: the columns that people know, then what TwinProbe adds.
+
+METRICS: dict[str, str] = {
+    "cosine_similarity": "cosine",
+    "max_relative_error": "max_rel",
+    "mean_relative_error": "mean_rel",
+    "max_absolute_error": "max_abs",
+    "mean_absolute_error": "mean_abs",
+    "kl_divergence": "kl",
+    "relative_euclidean_distance": "euclid",
+}
+# How the web page and the other reports call what these columns hold.
+SHARED_NAMES = {
+    f"{side}_{old}": f"{who} {new}"
+    for side, who in (("my", "NPU"), ("golden", "Bench"))
+    for old, new in (
+        ("data_path", "Name"), ("dtype", "Dtype"), ("shape", "Tensor Shape"), ("max_value", "max"),
+        ("min_value", "min"), ("mean_value", "mean"),
+    )
+}  # fmt: skip
+
+
+def _tensor_table(
+    job: TokenJob, rows: Rows, measured: Measured, judged: Judged, algorithms: Sequence[str]
+) -> pl.DataFrame:
+    """The rows of one token as they stand in the report, but for the running ``data_id``."""
+    import polars as pl
+
+    known = rows.texts
+    columns: dict[str, pl.Series] = {"token_id": pl.repeat(job.token, len(rows), dtype=pl.String, eager=True)}
+    bases = job.target.base, job.golden.base
+    for side, own, title in ((1, "golden", "golden"), (0, "target", "my")):  # the report keeps its old titles
+        columns |= _paths(rows, own, title, bases[side])
+        columns[f"{title}_dtype"] = pl.Series(measured.dtypes[side], dtype=pl.String)
+        columns[f"{title}_shape"] = pl.Series(measured.shapes[side], dtype=pl.String)
+        columns |= {f"{title}_{basic}_value": measured.column(f"{own}_{basic}") for basic in ("max", "min", "mean")}
+    columns |= {title: measured.column(name) for title, name in METRICS.items()}
+    columns["cmp_fail_reason"] = _with(known["alone"], _fail_reasons(known["alone"], measured))
+    for index, name in enumerate(algorithms):
+        answers = [measured.custom[row][index][0] if row in measured.custom else "" for row in range(len(rows))]
+        columns[name] = pl.Series(answers, dtype=pl.String)
+    columns["Device"] = pl.repeat(job.device, len(rows), dtype=pl.String, eager=True)
+    columns["Level"] = known["level"]
+    remarks = {index: f"{rows.rows[index].rule} ({remark})" for index, remark in measured.remarks.items()}
+    columns["Matched By"] = _with(known["rule"], remarks)
+    columns["Max Absolute Error Everywhere"] = measured.column("max_abs_all")
+    verdicts = _verdicts(judged)
+    columns["Relative Error"] = verdicts.pop("Relative Error")
+    columns["Origin"] = pl.Series(judged.origin, dtype=pl.String)
+    # An empty text is quoted in csv; nothing is nothing.
+    return pl.DataFrame(columns | verdicts).with_columns(pl.col(pl.String).replace("", None))
+
+
+def _paths(rows: Rows, own: str, title: str, front: str) -> dict[str, pl.Series]:
+    """Several files of a row are told one after the other, each with its whole path."""
+    paths = (front + rows.texts[f"{own}_files"]).str.replace_all(BETWEEN, f";{front}", literal=True)
+    return {f"{title}_data_path": paths, f"{title}_op_type": rows.texts[f"{own}_type"]}
+
+
+def _verdicts(judged: Judged) -> dict[str, Any]:
+    import polars as pl
+
+    return {
+        "Relative Error": pl.Series(judged.error).fill_nan(None),
+        "Result": pl.Series(judged.verdict, dtype=pl.String),
+        "Reason": pl.Series(judged.reason, dtype=pl.String),
+    }
+
+
+def _fail_reasons(alone: pl.Series, measured: Measured) -> dict[int, str]:
+    """Why rows have no numbers, and what own metrics said; a tensor without counterpart has its reason already."""
+    words_of: dict[int, list[str]] = {index: [reason] for index, reason in (measured.reasons | measured.faults).items()}
+    for index, custom in measured.custom.items():
+        words_of.setdefault(index, []).extend(message for _, message in custom if message)
+    return {index: " ".join(words).strip() for index, words in words_of.items() if not alone[index]}
+
+
+def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
+    """A column with other texts in a few rows."""
+    import polars as pl
+
+    if not others:
+        return column
+    texts = column.to_list()
+    for index, text in others.items():
+        texts[index] = text
+    return pl.Series(texts, dtype=pl.String)
+
+
+def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The tables of all tokens under each other, with ``data_id`` in its place."""
+    import polars as pl
+
+    table = pl.concat(tables)
+    ids = pl.Series("data_id", range(table.height), dtype=pl.Int64)
+    return table.insert_column(1, ids)

@@ -15,10 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from twinprobe._record.llm.config import DETERMINISTIC
 from twinprobe._runs.llm.tree import OpNode, read_topology
 from twinprobe._runs.whole_files import write_whole
 from twinprobe.errors import BadInput, TwinProbeError
@@ -132,21 +133,12 @@ class DumpOptions:
             "ATB_DUMP_SUB_PROC_INFO_SAVE_PATH": str(self.process_folder) if "onnx" in self.type else "",
         }
         told |= {name: value for name, value in optional.items() if value}
-        return told | (self._deterministic() if self.seed is not None else {})
+        return told | ({} if self.seed is None else {**DETERMINISTIC, "PYTHONHASHSEED": str(self.seed)})
 
     @property
     def process_folder(self) -> Path:
         """Where the library lists the topologies that it wrote."""
         return self.output.absolute() / str(os.getpid())
-
-    def _deterministic(self) -> dict[str, str]:
-        return {
-            "LCCL_DETERMINISTIC": "1",
-            "HCCL_DETERMINISTIC": "true",
-            "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
-            "ATB_LLM_LCOC_ENABLE": "0",
-            "PYTHONHASHSEED": str(self.seed),
-        }
 
 
 # Processor times that the dumping library writes as text lines, turned into csv.
@@ -191,16 +183,8 @@ _OTHER = "choose another folder with -o"
 _HINT = "source the set_env.sh of CANN and of ATB"
 
 
-@dataclass
-class Dumped:
-    """Where the dump lies and what else the user should know."""
-
-    folder: Path
-    lines: list[str] = field(default_factory=list)
-
-
-def dump(options: DumpOptions) -> Dumped:
-    """Run the program and return where its dump is; BadInput where it cannot run or fails."""
+def dump(options: DumpOptions) -> list[str]:
+    """Run the program and say in lines where its dump is; BadInput where it cannot run or fails."""
     options.check()
     probe = find_probe()
     _prepare(options.output)
@@ -211,7 +195,7 @@ def dump(options: DumpOptions) -> Dumped:
         shown = "\n".join(["its last lines were:", *tail]) if tail else "it said nothing"
         raise BadInput(f"the program ended with the exit code {code}; {shown}", where="--exec")
     folder = _dump_folder(options, timestamp, began)
-    return Dumped(folder, [*convert(options, folder), f"The dump is in {folder}"])
+    return [*convert(options, folder), f"The dump is in {folder}"]
 
 
 def find_probe() -> Path:
@@ -241,9 +225,7 @@ def _prepare(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(output).free
     except OSError as error:
-        raise BadInput(
-            f"cannot be used: {error.strerror}", where=output, hint="choose another folder with -o"
-        ) from None
+        raise BadInput(f"cannot be used: {error.strerror}", where=output, hint=_OTHER) from None
     if not os.access(output, os.W_OK):
         raise BadInput("cannot be written to", where=output, hint=_OTHER)
     if free < _NEEDED:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,9 +14,55 @@ from twinprobe.errors import BadInput
 
 AIT, MSIT = "ait", "msit"
 _MODES = ("module", "api")
+# What the libraries of an NPU are told where a run shall be repeatable.
+DETERMINISTIC = {
+    "LCCL_DETERMINISTIC": "1",
+    "HCCL_DETERMINISTIC": "true",
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+    "ATB_LLM_LCOC_ENABLE": "0",
+}
 _BOTH = 2
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_list(value: Any, check: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple | range) and all(map(check, value))
+
+
+_FLAG = (lambda value: isinstance(value, bool)), "True or False"
+_NUMBER = (lambda value: value is None or _is_number(value)), "a number from 0 on"
+# What each parameter may be, and how to say so.
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "dump_path": (lambda value: isinstance(value, str | Path), "a path"),
+    "token_range": (
+        lambda value: _is_list(value, _is_number),
+        "a list of tokens such as [0, 1, 2]; the prompt is 0",
+    ),
+    "analyze": _FLAG,
+    "module_list": (
+        lambda value: _is_list(value, lambda one: isinstance(one, type)),
+        "a list of module classes such as [torch.nn.Linear]",
+    ),
+    "api_list": (lambda value: _is_list(value, callable), "a list of functions such as [torch.matmul]"),
+    "tensor_part": (lambda value: _is_number(value) and value <= _BOTH, "0 inputs, 1 outputs, 2 both"),
+    "device_id": _NUMBER,
+    "dump_statistics_mode": (lambda value: _is_number(value) and value <= _BOTH, "0 tensors, 1 statistics, 2 both"),
+    "dump_last_logits": _FLAG,
+    "mode": (
+        lambda value: value in _MODES or (bool(value) and _is_list(value, _MODES.__contains__)),
+        '"module", "api" or a list of both',
+    ),
+    "dump_weight": _FLAG,
+    "layer_name": (lambda value: isinstance(value, str | None), "a name with * for anything"),
+    "seed": _NUMBER,
+    "layout": (lambda value: value in (AIT, MSIT), "ait or msit"),
+}
+
+
+@dataclass(eq=False)
 class DumpConfig:
     """What to record, with the parameters in the order of ait_llm. You may create several.
 
@@ -23,41 +70,36 @@ class DumpConfig:
     npu0_{PID}/{token}``).
     """
 
-    def __init__(
-        self,
-        dump_path: str | Path | None = None,
-        token_range: Sequence[int] | None = None,
-        analyze: bool = False,
-        module_list: Sequence[type] | None = None,
-        api_list: Sequence[Callable[..., Any]] | None = None,
-        tensor_part: int = _BOTH,
-        device_id: int | None = None,
-        dump_statistics_mode: int = 0,
-        dump_last_logits: bool = False,
-        mode: str | Sequence[str] | None = None,
-        dump_weight: bool = False,
-        layer_name: str | None = None,
-        seed: int | None = None,
-        *,
-        layout: str = AIT,
-    ) -> None:
-        self.dump_path = Path(_kind(dump_path if dump_path is not None else "./", (str, Path), "dump_path", "a path"))
-        self.token_range = _tokens(token_range)
-        self.analyze = _kind(analyze, (bool,), "analyze", "True or False")
-        self.module_list = _classes(module_list)
-        self.api_list = _functions(api_list)
-        self.tensor_part = _choice(tensor_part, (0, 1, 2), "tensor_part", "0 inputs, 1 outputs, 2 both")
-        self.device_id = _number_or_none(device_id, "device_id")
-        self.dump_statistics_mode = _choice(
-            dump_statistics_mode, (0, 1, 2), "dump_statistics_mode", "0 tensors, 1 statistics, 2 both"
+    dump_path: Any = "./"
+    token_range: Any = (0,)
+    analyze: bool = False
+    module_list: Any = ()
+    api_list: Any = ()
+    tensor_part: int = _BOTH
+    device_id: int | None = None
+    dump_statistics_mode: int = 0
+    dump_last_logits: bool = False
+    mode: Any = "module"
+    dump_weight: bool = False
+    layer_name: str | None = None
+    seed: int | None = None
+    _: KW_ONLY
+    layout: str = AIT
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # None stands for the default
+            if getattr(self, field.name) is None:
+                setattr(self, field.name, field.default)
+            check, expected = _CHECKS[field.name]
+            if not check(getattr(self, field.name)):
+                what = f"{field.name} is {getattr(self, field.name)!r}"
+                raise BadInput(what, where="DumpConfig", hint=f"expected {expected}")
+        self.dump_path = Path(self.dump_path)
+        self.mode = (self.mode,) if isinstance(self.mode, str) else tuple(dict.fromkeys(self.mode))
+        self.token_range, self.module_list, self.api_list = map(
+            tuple, (self.token_range, self.module_list, self.api_list)
         )
-        self.dump_last_logits = _kind(dump_last_logits, (bool,), "dump_last_logits", "True or False")
-        self.mode = _modes(mode)
-        self.dump_weight = _kind(dump_weight, (bool,), "dump_weight", "True or False")
-        self.layer_name = _kind(layer_name, (str, type(None)), "layer_name", "a name with * for anything")
-        self.seed = _number_or_none(seed, "seed")
-        self.layout = _choice(layout, (AIT, MSIT), "layout", "ait or msit")
-        self._pattern = None if self.layer_name is None else _glob(self.layer_name)
+        self._pattern = re.compile(".*".join(map(re.escape, (self.layer_name or "*").split("*"))), re.DOTALL)
 
     @property
     def wants_inputs(self) -> bool:
@@ -69,67 +111,7 @@ class DumpConfig:
 
     def wants_name(self, name: str) -> bool:
         """Whether ``layer_name`` asks for this module, API or weight."""
-        return self._pattern is None or self._pattern.fullmatch(name) is not None
-
-
-def _refused(name: str, value: object, expected: str) -> BadInput:
-    return BadInput(f"{name} is {value!r}", where="DumpConfig", hint=f"expected {expected}")
-
-
-def _kind(value: Any, kinds: tuple[type, ...], name: str, expected: str) -> Any:
-    if not isinstance(value, kinds):
-        raise _refused(name, value, expected)
-    return value
-
-
-def _choice(value: Any, allowed: tuple[Any, ...], name: str, expected: str) -> Any:
-    if isinstance(value, bool) or value not in allowed:
-        raise _refused(name, value, expected)
-    return value
-
-
-def _number_or_none(value: Any, name: str) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise _refused(name, value, "a number from 0 on")
-    return None if value is None else int(value)
-
-
-def _tokens(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return (0,)
-    ok = isinstance(value, list | tuple | range)
-    if not ok or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value):
-        raise _refused("token_range", value, "a list of tokens such as [0, 1, 2]; the prompt is 0")
-    return tuple(value)
-
-
-def _classes(value: Any) -> tuple[type, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple) or not all(isinstance(one, type) for one in value):
-        raise _refused("module_list", value, "a list of module classes such as [torch.nn.Linear]")
-    return tuple(value)
-
-
-def _functions(value: Any) -> tuple[Callable[..., Any], ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple) or not all(callable(one) for one in value):
-        raise _refused("api_list", value, "a list of functions such as [torch.matmul]")
-    return tuple(value)
-
-
-def _modes(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ("module",)
-    modes = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not modes or any(one not in _MODES for one in modes):
-        raise _refused("mode", value, '"module", "api" or a list of both')
-    return tuple(dict.fromkeys(modes))
-
-
-def _glob(text: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in text.split("*")), re.DOTALL)
+        return self._pattern.fullmatch(name) is not None
 
 
 class DumpHandle:
@@ -172,12 +154,7 @@ def register_hook(model: Any, config: DumpConfig, hook_type: str = "dump_data") 
     if hook_type != "dump_data":
         raise BadInput(f"hook_type is {hook_type!r}", where="register_hook", hint='only "dump_data" is known')
     if config.seed is not None:
-        os.environ |= {
-            "LCCL_DETERMINISTIC": "1",
-            "HCCL_DETERMINISTIC": "true",
-            "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
-            "ATB_LLM_LCOC_ENABLE": "0",
-        }
+        os.environ |= DETERMINISTIC
         seed_all(config.seed, mode=True, rm_dropout=False)
     try:
         recorder = LlmRecorder(model, config)

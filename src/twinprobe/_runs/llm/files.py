@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from stat import S_ISREG
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from twinprobe._runs.llm.atb_file import AtbHeader
-from twinprobe._runs.llm.tensor import DTYPES, HEAD, Described, Known, open_llm_header, open_llm_tensor
-from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.whole_files import READING, Entry, expect_all, remote, scan
+from twinprobe._runs.tensors.atb_file import AtbHeader, read_header, tensor_of
+from twinprobe._runs.tensors.elements import HostTensor, contents, damage_of
+from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe._runs.whole_files import Entry, expect_all, inside, remote, scan
+from twinprobe.errors import DamagedTensor
 
 TORCH, ATB = "torch", "atb"
 INPUT, OUTPUT = "input", "output"
@@ -86,6 +82,10 @@ class TokenFolder:
     def open(self, file: TensorFile, *, enough: int | None = None) -> HostTensor:
         """One tensor; ``enough`` is how many bytes of it will be looked at."""
         return open_llm_tensor(self.root, self.name(file), linked=file.linked, enough=enough)
+
+    def shape(self, file: TensorFile) -> tuple[int, ...]:
+        """The shape of a tensor, without its elements."""
+        return self.header(file).shape if file.file.endswith(".bin") else self.open(file, enough=0).shape
 
     def header(self, file: TensorFile) -> AtbHeader:
         """What an ATB file says of its tensor."""
@@ -210,155 +210,85 @@ def _kind(entry: Entry | os.DirEntry[str]) -> str:
     return _LINK if entry.is_symlink() else _FILE
 
 
-# Elements of still larger files are shared out among threads.
-_LARGEST = 64 << 20
-FLAGS = READING | getattr(os, "O_NOFOLLOW", 0)
+# One tensor file, whatever wrote it: torch, numpy or ATB.
+
+_MOST_ALIASES, _LONGEST_ALIAS = 8, 255
+_ALIAS = re.compile(r"(?P<op>\d+(?:_\d+)*)_(?P<file>(?:in|out)tensor\d+\w*\.bin)")
 
 
-class NotLarge(Exception):
-    """The file is not one of those that are read piece by piece, or changes under our eyes."""
+def open_llm_tensor(root: Path, name: str, *, linked: bool = True, enough: int | None = None) -> HostTensor:
+    """Open ``name`` under ``root``. Links must stay under the root; ATB aliases are followed there too.
 
-
-class LargeFile(AbstractContextManager["LargeFile"]):
-    """An ATB file whose elements lie in it as kernels take them; use it in a ``with`` statement."""
-
-    def __init__(self, folder: int, name: str, known: Known) -> None:
-        """Open a file by its name from an open folder on; raises NotLarge for all that has to be read otherwise."""
+    ``linked=False`` says that the name comes from a listing of the folder and is no link, which saves the check.
+    ``enough`` says how many bytes of the elements will be looked at, if not all: no more of a remote file is fetched.
+    """
+    if not name.endswith(".bin"):
+        return open_tensor(inside(root, name) if linked else root / name, enough=enough)
+    path = _path(root, name, linked=linked)
+    seen: list[str] = []
+    while True:
         try:
-            self._handle = os.open(name, FLAGS, dir_fd=folder)
-        except (OSError, ValueError):
-            raise NotLarge from None
-        try:
-            self._status = os.fstat(self._handle)
-            head = memoryview(os.pread(self._handle, HEAD, 0))
-            size = self._status.st_size
-            sound = S_ISREG(self._status.st_mode) and size <= _LARGEST and name.endswith(".bin")
-            what = known.described(name, head, 0, size) if sound else None
-            if what is None:
-                raise NotLarge
-        except (OSError, NotLarge):
-            os.close(self._handle)
-            raise NotLarge from None
-        self.what = what
-
-    def __exit__(self, *_problem: object) -> None:
-        os.close(self._handle)
-
-    def read(self, first: int, count: int, memory: memoryview) -> None:
-        """Read elements from one on into memory that is large enough for them."""
-        width = DTYPES[self.what.dtype]
-        start, size = self.what.start + first * width, count * width
-        filled = 0
-        while filled < size:
-            try:
-                got = os.preadv(self._handle, (memory[filled:size],), start + filled)
-            except OSError:
-                raise NotLarge from None
-            if not got:
-                raise NotLarge
-            filled += got
-
-    def check(self) -> None:
-        """Raise NotLarge if the file has changed since it was opened."""
-        now = os.fstat(self._handle)
-        if (now.st_size, now.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns):
-            raise NotLarge
+            data = contents(path, enough=enough)
+            header = read_header(data)
+            if header.alias is None:
+                return tensor_of(data, header)
+        except (DamagedTensor, OSError, MemoryError) as error:
+            raise damage_of(path, error) from None
+        seen.append(name)
+        name = alias_target(root, name, header.alias)
+        if name in seen or len(seen) > _MOST_ALIASES:
+            raise DamagedTensor(f"names another file for its elements, which leads back to {name}", where=path)
+        path = inside(root, name)
 
 
-# A larger file gains nothing from being read whole.
-LARGEST = 4 << 20
-# Elements of a larger file that are read and measured at once, while the cache holds them; whole pieces of a kernel.
-CHUNK = 1 << 18
-# What one call of the system reads; most files are smaller, and nobody has to ask for their size.
-_AT_ONCE = 64 << 10
-# Files are measured together as long as they stay in the second-level cache.
-_FULL = 1 << 19
-_ALIGNED = 64
-_ROOM = _FULL + LARGEST + _AT_ONCE + _ALIGNED
-
-# Fresh memory costs more than reading into it. There are no more pieces than were ever in use at once.
-_spare: list[NDArray[np.uint8]] = []
+def open_llm_header(root: Path, name: str, *, linked: bool = True) -> AtbHeader:
+    """The header of an ATB file, for statistics and descriptions."""
+    path = _path(root, name, linked=linked)
+    try:
+        return read_header(contents(path, enough=0))
+    except (DamagedTensor, OSError) as error:
+        raise damage_of(path, error) from None
 
 
-def can_read_small_files() -> bool:
-    """Whether this system opens files from their folder on without following links, and reads into given memory."""
-    return hasattr(os, "preadv") and os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+def _path(root: Path, name: str, *, linked: bool) -> Path | str:
+    """Where a file is; a text on this machine, since there are very many of them."""
+    if linked:
+        return inside(root, name)
+    return f"{root}/{name}" if remote(root) is None else root / name
 
 
-class SmallFiles(AbstractContextManager["SmallFiles"]):
-    """Reads files of one folder; use it in a ``with`` statement."""
+def alias_target(root: Path, name: str, alias: str) -> str:
+    """The file that an alias means: a path beside the file, or ``{op}_{child}_outtensor{i}.bin`` of the same round."""
+    beside = f"{name.rpartition('/')[0]}/{alias}" if "/" in name else alias
+    found = _ALIAS.fullmatch(alias) if len(alias) <= _LONGEST_ALIAS else None
+    if found is None:
+        return beside
+    path = root / _round_folder(name)
+    for number in found["op"].split("_"):
+        nested = [entry for entry in _folders(path) if entry.partition("_")[0] == number]
+        if not nested:
+            raise DamagedTensor(f"names {alias} for its elements, but there is no operation {found['op']}", where=name)
+        path = path / nested[0]
+    places = ("before", "after") if found["file"].startswith("intensor") else ("after", "before")
+    files = [path / place / found["file"] for place in places]
+    return str(next((file for file in files if file.exists()), files[0]).relative_to(root))
 
-    def __init__(self, folder: str, known: Known) -> None:
-        self._folder = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        self._known = known
-        self.octets: NDArray[np.uint8] = _spare.pop() if _spare else np.empty(_ROOM, np.uint8)
-        self._view = self.octets.data
-        self.used = 0
-        # ATB headers have no padding. Where the last file's elements began, the next one's will.
-        self._lead = 0
 
-    def __exit__(self, *_problem: object) -> None:
-        os.close(self._folder)
-        _spare.append(self.octets)
+def _round_folder(name: str) -> str:
+    """The path up to the first operation folder: ``tensors/0_123/0`` of ``tensors/0_123/0/1_Op/after/x.bin``."""
+    kept: list[str] = []
+    for part in name.split("/")[:-1]:
+        if re.match(r"\d+_\D", part) and (not kept or kept[-1].isdecimal()):
+            break
+        kept.append(part)
+    else:
+        return "."
+    return "/".join(kept)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the memory has to be given back, by setting ``used``, before another file is read."""
-        return self.used > _FULL
 
-    def read(self, name: str) -> tuple[int, Described] | None:
-        """At which element of its dtype a file begins in memory, and what it is.
-
-        None for files whose elements kernels cannot take as they lie there, damaged ones and links, and for large ones.
-        """
-        at = self.used + self._lead
-        try:
-            handle = os.open(name, FLAGS, dir_fd=self._folder)
-            try:
-                length = os.readv(handle, (self._view[at : at + _AT_ONCE],))
-                if length == _AT_ONCE:
-                    length = 0 if name.endswith(".bin") else self._rest(handle, at)
-            finally:
-                os.close(handle)
-        except (OSError, ValueError):
-            return None
-        what = self._known.described(name, self._view, at, length)
-        if what is None:
-            return None
-        self.used = (at + length + _ALIGNED - 1) & -_ALIGNED
-        first = at + what.start
-        if first % _ALIGNED:
-            first = self._aligned(at, first, what)
-        return first // DTYPES[what.dtype], what
-
-    def open_large(self, name: str) -> LargeFile:
-        """A file to be read piece by piece; raises NotLarge for all others."""
-        return LargeFile(self._folder, name, self._known)
-
-    def room(self) -> tuple[int, memoryview]:
-        """Where the memory is free, and that memory: enough for a chunk of elements."""
-        return self.used, self._view[self.used :]
-
-    def _rest(self, handle: int, at: int) -> int:
-        """Read on to the end; the length of the file, or 0 if it is too large or changes under our eyes."""
-        before = os.fstat(handle)
-        size = before.st_size
-        if not S_ISREG(before.st_mode) or size > LARGEST:
-            return 0
-        length = _AT_ONCE
-        while length < size:
-            count = os.readv(handle, (self._view[at + length : at + size],))
-            if not count:
-                return 0
-            length += count
-        after = os.fstat(handle)
-        return size if (after.st_size, after.st_mtime_ns) == (size, before.st_mtime_ns) else 0
-
-    def _aligned(self, at: int, first: int, what: Described) -> int:
-        """Move elements to a boundary, which compiled kernels need; the next file's will lie on one."""
-        front = at - self._lead
-        size = what.end - what.start
-        moved = self.octets[first : first + size]
-        self.octets[front : front + size] = moved.copy() if first < front + size else moved
-        self._lead = -what.start % _ALIGNED
-        return front
+def _folders(path: Path) -> list[str]:
+    try:
+        with scan(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []

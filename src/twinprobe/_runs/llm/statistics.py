@@ -31,12 +31,15 @@ class Recorded:
 
 
 def recorded_statistics(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
-    """The tensors of a token of which statistics were kept, by operator folder, and the statistics by file name."""
+    """The statistics that were kept of a token's tensors, by file name, and these tensors by operator folder.
+
+    Operators without statistics have their tensor files.
+    """
     return _torch(token) if token.kind == TORCH else _atb(token)
 
 
 def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
-    files: Files = {}
+    files = dict(token.files)
     found: dict[str, Recorded] = {}
     for folder in token.files:
         listed: list[TensorFile] = []
