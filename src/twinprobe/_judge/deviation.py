@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
+from twinprobe._judge.flow import Flow
 from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
@@ -175,7 +176,8 @@ def product_types(names: pl.Series, dtypes: pl.Series) -> list[str]:
     """The types in which most matrix products are computed; ``dtypes`` are those of the values with these names."""
     products = dtypes.filter(names.str.contains(_PRODUCT).fill_null(value=False))
     types = products.value_counts(name="count")
-    return types.filter(types["count"] >= _USUAL * len(products))[products.name].to_list()
+    usual: list[str] = types.filter(types["count"] >= _USUAL * len(products))[products.name].to_list()
+    return usual
 
 
 def bools(column: pl.Series) -> Bools:
@@ -326,3 +328,47 @@ def other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     smooth = other.copy()
     other[rows], smooth[rows] = renamed, alike
     return other, smooth
+
+
+_FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
+
+
+@dataclass
+class Values:
+    """What is known of the values of each row."""
+
+    error: Floats  # relative
+    distance: Floats  # absolute: the norm of the difference
+    norm: Floats
+    rms: Floats
+    elements: Floats
+    epsilon: Floats
+    mean: Floats
+    masked: Bools
+
+
+def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
+    """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
+    own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
+    norm = np.where((flow.role == PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
+    high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
+    amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
+    elements = np.maximum(flow.elements[1], flow.elements[0])
+    with np.errstate(invalid="ignore", over="ignore"):
+        unknown = ~np.isfinite(norm)
+        # Of a tensor that has elements alone and no statistics, the relative error is known; any size will do.
+        amplitude = np.where(np.isnan(amplitude) & np.isfinite(error), 1.0, np.nan_to_num(amplitude))
+        norm = np.where(unknown, amplitude * np.sqrt(elements), norm)
+        rms = norm / np.sqrt(np.maximum(elements, 1))
+        # An error against nothing: the target's own size is the distance.
+        distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
+        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them.
+        filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
+        masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
+        distance = np.where(masked & (error != 0), np.nan, distance)
+        top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
+        norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)
+        distance = np.where(
+            np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
+        )
+    return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0))

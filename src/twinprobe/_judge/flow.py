@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.operations import Family, operation_of
+from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -41,6 +42,7 @@ _OVERWRITE = frozenset({
     "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
     "log_normal_", "trunc_normal_",
 })  # fmt: skip
+_DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
 _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 
 
@@ -363,3 +365,93 @@ def _twins(ops: list[OpName], on_the_way_back: list[int]) -> tuple[Ints, Ints]:
             twin[number] = forward.get((op.prefix, op.body, op.cls, max(op.call, 0)), NONE)
             back[number] = backward.get((op.prefix, op.body, op.cls), NONE)
     return twin, back
+
+
+@dataclass
+class Differences:
+    """What is known of each row beside its error: plain facts."""
+
+    value: Bools  # plain arguments that differ
+    integer: Bools  # tensors of integers and booleans
+    whole: Bools  # those that differ
+    shape: Bools  # shapes that differ
+    recut: Bools  # shapes of as many axes and elements that are cut into other lengths: heads, groups, windows
+    matched: Bools
+    tensor: Bools
+    called: Bools  # calls, not rows: those that have a counterpart
+    number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
+    given: Bools  # arguments that are a tensor in one run and none, or a plain value, in the other
+    refilled: Bools  # masks with more fill values on one side
+    carried: Bools  # an optimiser's state after the steps before
+    acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
+
+
+def ends_of(flow: Flow, facts: Differences) -> Bools:
+    """Outputs that nothing recorded reads, nor could read through code between calls; and all gradients.
+
+    Whole numbers that only Python reads (is any token masked?) are no results, unless the whole model gives them.
+    """
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    outputs &= ~facts.integer | (flow.parent[np.maximum(flow.of_row, 0)] == NONE)
+    unread = outputs & ~flow.read
+    direction: Ints = flow.each_call(lambda op: _DIRECTIONS.index(op.direction), np.int64)
+    forward, backward = (direction == _DIRECTIONS.index(which) for which in (FORWARD, BACKWARD))
+    if (flow.role == GRADIENT).any():
+        # Gradients of activations are summed where nobody records: parameters have them all.
+        unread &= ~flow.spread(backward)
+    # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
+    # the module's own output. What enters the way back is a gradient: no forward output was read for it.
+    # After a backward pass gradients are read.
+    span = len(flow.ops) + 1
+    taken = flow.of_row[(flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter]
+    given = np.flatnonzero(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)])
+    inner = flow.mark[outputs] * _SPREAD[0] ^ flow.parent[flow.of_row[outputs]].astype(np.uint64)
+    given = given[~np.isin(flow.mark[given] * _SPREAD[0] ^ flow.of_row[given].astype(np.uint64), inner)]
+    given = flow.of_row[given]
+    place = (flow.parent + 1) * len(_DIRECTIONS) + direction  # readers in the order of places, then of time
+    own = (given + 1) * len(_DIRECTIONS) + direction[given]
+    readers = np.sort(np.concatenate((place[taken] * span + flow.start[taken], own * span + given)))
+    rows = np.flatnonzero(unread)
+    calls = flow.of_row[rows]
+    after = np.append(readers, -1)[np.searchsorted(readers, place[calls] * span + calls, side="right")]
+    back = np.flatnonzero(backward)
+    until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)]
+    between = (after // span == place[calls]) & ~flow.updates[calls]
+    unread[rows[between & (~forward[calls] | (after % span <= until))]] = False
+    state = outputs & flow.spread(flow.updates & flow.in_place)
+    # So is a buffer that the model's or the user's own code writes to, in one call or several: the next step reads it.
+    writes = forward & flow.each_call(lambda op: not op.body.startswith("__"))
+    kept = np.zeros(len(flow.ops), dtype=bool)
+    for row in flow.first_inputs(flow.in_place & writes & ~flow.updates).tolist():
+        if not flow.parameter[row] and flow.elements[0][row] > 1:
+            kept[flow.of_row[row]] = flow.source[row] == NONE or kept[flow.of_row[flow.source[row]]]
+    state |= outputs & flow.spread(kept)
+    # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
+    silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
+    silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
+    sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
+    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent)
+    gradients = flow.role == GRADIENT
+    seen = _read_by_optimizer(flow, facts)
+    arrived = np.isin(flow.mark, flow.mark[gradients])
+    if seen.sum() >= gradients.sum():  # where they are scaled, clipped or summed up on the way, what arrives counts
+        gradients &= np.isin(flow.mark, flow.mark[seen])
+    ends: Bools = unread | state | gradients | (seen & ~arrived) | (flow.role == POINT)
+    if not (ends & facts.matched).any():
+        # Only one run has what comes last (losses of parts of a batch): what the outermost paired calls give counts.
+        paired = outputs & facts.matched
+        given = np.zeros(len(flow.ops), dtype=bool)
+        given[flow.of_row[paired]] = True
+        outermost = np.array(
+            [flag and not given[flow.parents_of(at)].any() for at, flag in enumerate(given)] or [False]
+        )
+        ends |= paired & flow.spread(outermost) & ~np.isin(flow.mark, flow.mark[(flow.role == INPUT) & facts.matched])
+    return ends
+
+
+def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
+    """The gradients as an optimiser reads them, or clipping before it, and the state that it keeps from before."""
+    own = (flow.source != NONE) & flow.spread(flow.updates)[np.maximum(flow.source, 0)]
+    seen: Bools = flow.spread(flow.updates | flow.clips) & (flow.role == INPUT) & facts.tensor & facts.matched
+    seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
+    return seen

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
+from twinprobe._judge.deviation import Values, values_of
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
@@ -54,7 +55,6 @@ _DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many e
 _DRIFTED, _DRIFTED_END = 1024.0, 1e-2
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
-_FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
 _WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
 _SEEN = 3.0
@@ -87,20 +87,6 @@ class Noise:
     """Whole numbers that differ and were made of numbers that differ a little."""
 
 
-@dataclass
-class _Values:
-    """What is known of the values of each row."""
-
-    error: Floats  # relative
-    distance: Floats  # absolute: the norm of the difference
-    norm: Floats
-    rms: Floats
-    elements: Floats
-    epsilon: Floats
-    mean: Floats
-    masked: Bools
-
-
 def expected_errors(
     pairs: pl.DataFrame,
     flow: Flow,
@@ -121,7 +107,7 @@ def expected_errors(
     ``measured``: the error of a third run.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
-    values = _values(pairs, flow, error, epsilon)
+    values = values_of(pairs, flow, error, epsilon)
     grain = _grain(flow, epsilon)
     drift, furthest = _drift(flow, values, step, float(grain.max(initial=0.0)))
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
@@ -192,7 +178,7 @@ def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: 
     return explained
 
 
-def _settled(flow: Flow, values: _Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
+def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
     """What matters to an optimiser, and of values saved by themselves."""
     # An update is small beside its parameter: all but rounding counts.
     alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
@@ -206,7 +192,7 @@ def _settled(flow: Flow, values: _Values, operands: _Operands, matters: Bools, a
     return settled
 
 
-def _long_sums(flow: Flow, values: _Values, operands: _Operands, grain: Floats) -> Floats:
+def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -> Floats:
     """What sums over a batch may lose on the way back, as a distance.
 
     The terms may be alike (a mean's gradient), then their errors add up while the sums of two samples cancel. And some
@@ -236,7 +222,7 @@ def _long_sums(flow: Flow, values: _Values, operands: _Operands, grain: Floats) 
     return np.hypot(distance, multiplied)
 
 
-def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> tuple[float, float]:
+def _drift(flow: Flow, values: Values, step: int, epsilon: float) -> tuple[float, float]:
     """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
 
     In training, rounding errors of every step stay in the parameters.
@@ -250,7 +236,7 @@ def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> tuple[floa
     return typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END)
 
 
-def _own_rounding(flow: Flow, values: _Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
+def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
     """What each row's call may lose by itself, relative to what it adds up."""
     row_call = np.maximum(flow.of_row, 0)
     composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
@@ -264,7 +250,7 @@ def _own_rounding(flow: Flow, values: _Values, operands: _Operands, grain: Float
     return rounding
 
 
-def _on_the_way_in(flow: Flow, values: _Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
+def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
     """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
@@ -280,7 +266,7 @@ def _on_the_way_in(flow: Flow, values: _Values, grain: Floats, depth: Floats, fu
     return lost
 
 
-def _beside(flow: Flow, values: _Values, grain: Floats) -> Floats:
+def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
     """What gradients may have lost that come out of code nobody recorded: beside those that come with them.
 
     An attention that pays the same attention to all has no gradient for its queries and keys but the rounding of the
@@ -300,7 +286,7 @@ def _beside(flow: Flow, values: _Values, grain: Floats) -> Floats:
     return lost
 
 
-def _pooled(pairs: pl.DataFrame, values: _Values, measured: Floats) -> Floats:
+def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
     """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
     import polars as pl
 
@@ -314,7 +300,7 @@ def _pooled(pairs: pl.DataFrame, values: _Values, measured: Floats) -> Floats:
     return np.where(few, largest, noise)
 
 
-def _flips(flow: Flow, values: _Values) -> Bools:
+def _flips(flow: Flow, values: Values) -> Bools:
     """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
@@ -322,32 +308,6 @@ def _flips(flow: Flow, values: _Values) -> Bools:
     whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
     flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips
-
-
-def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> _Values:
-    own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
-    norm = np.where((flow.role == PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
-    high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
-    amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
-    elements = np.maximum(flow.elements[1], flow.elements[0])
-    with np.errstate(invalid="ignore", over="ignore"):
-        unknown = ~np.isfinite(norm)
-        # Of a tensor that has elements alone and no statistics, the relative error is known; any size will do.
-        amplitude = np.where(np.isnan(amplitude) & np.isfinite(error), 1.0, np.nan_to_num(amplitude))
-        norm = np.where(unknown, amplitude * np.sqrt(elements), norm)
-        rms = norm / np.sqrt(np.maximum(elements, 1))
-        # An error against nothing: the target's own size is the distance.
-        distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
-        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them.
-        filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
-        masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
-        distance = np.where(masked & (error != 0), np.nan, distance)
-        top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
-        norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)
-        distance = np.where(
-            np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
-        )
-    return _Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0))
 
 
 def _grain(flow: Flow, epsilon: Floats) -> Floats:
@@ -361,7 +321,7 @@ def _grain(flow: Flow, epsilon: Floats) -> Floats:
 class _Operands:
     """Every floating-point input of every call, with what its call is: one entry an input."""
 
-    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: _Values) -> None:
+    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values) -> None:
         count = len(flow.ops)
         self.count = count
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
@@ -453,7 +413,7 @@ class _Operands:
             terms[products] = np.where(convolution | by_weight, *added)
         return np.maximum(terms, 1.0)
 
-    def explained(self, flow: Flow, values: _Values, estimated: Bools, sketched: Bools) -> Floats:
+    def explained(self, flow: Flow, values: Values, estimated: Bools, sketched: Bools) -> Floats:
         """Per call: how far off its outputs may be since its inputs are, as a distance."""
         rows, calls, kind, by = self.rows, self.calls, self.family[self.calls], self.factor[self.calls]
         distance = np.nan_to_num(values.distance[rows], nan=0.0)
@@ -516,7 +476,7 @@ class _Operands:
         squares += np.where(flow.each_call(is_kinked), kept, 0.0) * self.norm**2
         return np.sqrt(squares)
 
-    def added_up(self, values: _Values) -> Floats:
+    def added_up(self, values: Values) -> Floats:
         """Per call: the size of what it adds up on the way, which may be far larger than what is left of it."""
         count, calls, family = self.count, self.calls, self.family
         sizes = values.norm[self.rows]
@@ -554,7 +514,7 @@ class _Operands:
         return rounded
 
 
-def _parameter_gradients(flow: Flow, values: _Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
+def _parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
     """A gradient that is zero in theory is judged by what was added up: the gradient that came in, its neighbours."""
     gradient = flow.each_call(lambda op: op.direction == GRADIENTS)
     if not gradient.any():
@@ -572,7 +532,7 @@ def _parameter_gradients(flow: Flow, values: _Values, scale: Floats, carried: Fl
     return scale, np.where(gradient, np.hypot(carried, _BACKWARD * error * scale), carried)
 
 
-def _between(flow: Flow, values: _Values) -> Floats:
+def _between(flow: Flow, values: Values) -> Floats:
     """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance."""
     count = len(flow.ops)
     # What lies under a mask was not compared.
@@ -607,7 +567,7 @@ def _between(flow: Flow, values: _Values) -> Floats:
     return distance
 
 
-def _within(flow: Flow, values: _Values) -> Floats:
+def _within(flow: Flow, values: Values) -> Floats:
     """For outputs of a call that holds others: what those gave, as a distance."""
     count = len(flow.ops)
     error = np.nan_to_num(values.error, nan=0.0, posinf=_WILD)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Flow, ignored_rows, result_rows
+from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Differences, Flow, ends_of, ignored_rows, result_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _JUMP = 4.0  # times the error that came in
 _DEEPEST = 64  # modules around a call that are looked through
-_DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # keeps the mark of a value and the number of a call apart in one word
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -77,25 +75,6 @@ class Beginning:
     arguments: list[int] = field(default_factory=list)
     reaches: bool = False
     """Whether it is still seen at an end of the run."""
-
-
-@dataclass
-class Differences:
-    """What is known of each row beside its error: plain facts."""
-
-    value: Bools  # plain arguments that differ
-    integer: Bools  # tensors of integers and booleans
-    whole: Bools  # those that differ
-    shape: Bools  # shapes that differ
-    recut: Bools  # shapes of as many axes and elements that are cut into other lengths: heads, groups, windows
-    matched: Bools
-    tensor: Bools
-    called: Bools  # calls, not rows: those that have a counterpart
-    number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
-    given: Bools  # arguments that are a tensor in one run and none, or a plain value, in the other
-    refilled: Bools  # masks with more fill values on one side
-    carried: Bools  # an optimiser's state after the steps before
-    acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
 
 
 def find_beginnings(
@@ -436,69 +415,6 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences) -> list[Begin
     return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True)]
 
 
-def ends_of(flow: Flow, facts: Differences) -> Bools:
-    """Outputs that nothing recorded reads, nor could read through code between calls; and all gradients.
-
-    Whole numbers that only Python reads (is any token masked?) are no results, unless the whole model gives them.
-    """
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    outputs &= ~facts.integer | (flow.parent[np.maximum(flow.of_row, 0)] == NONE)
-    unread = outputs & ~flow.read
-    direction: Ints = flow.each_call(lambda op: _DIRECTIONS.index(op.direction), np.int64)
-    forward, backward = (direction == _DIRECTIONS.index(which) for which in (FORWARD, BACKWARD))
-    if (flow.role == GRADIENT).any():
-        # Gradients of activations are summed where nobody records: parameters have them all.
-        unread &= ~flow.spread(backward)
-    # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
-    # the module's own output. What enters the way back is a gradient: no forward output was read for it.
-    # After a backward pass gradients are read.
-    span = len(flow.ops) + 1
-    taken = flow.of_row[(flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter]
-    given = np.flatnonzero(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)])
-    inner = flow.mark[outputs] * _SPREAD ^ flow.parent[flow.of_row[outputs]].astype(np.uint64)
-    given = given[~np.isin(flow.mark[given] * _SPREAD ^ flow.of_row[given].astype(np.uint64), inner)]
-    given = flow.of_row[given]
-    place = (flow.parent + 1) * len(_DIRECTIONS) + direction  # readers in the order of places, then of time
-    own = (given + 1) * len(_DIRECTIONS) + direction[given]
-    readers = np.sort(np.concatenate((place[taken] * span + flow.start[taken], own * span + given)))
-    rows = np.flatnonzero(unread)
-    calls = flow.of_row[rows]
-    after = np.append(readers, -1)[np.searchsorted(readers, place[calls] * span + calls, side="right")]
-    back = np.flatnonzero(backward)
-    until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)]
-    between = (after // span == place[calls]) & ~flow.updates[calls]
-    unread[rows[between & (~forward[calls] | (after % span <= until))]] = False
-    state = outputs & flow.spread(flow.updates & flow.in_place)
-    # So is a buffer that the model's or the user's own code writes to, in one call or several: the next step reads it.
-    writes = forward & flow.each_call(lambda op: not op.body.startswith("__"))
-    kept = np.zeros(len(flow.ops), dtype=bool)
-    for row in flow.first_inputs(flow.in_place & writes & ~flow.updates).tolist():
-        if not flow.parameter[row] and flow.elements[0][row] > 1:
-            kept[flow.of_row[row]] = flow.source[row] == NONE or kept[flow.of_row[flow.source[row]]]
-    state |= outputs & flow.spread(kept)
-    # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
-    silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
-    silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
-    sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
-    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent)
-    gradients = flow.role == GRADIENT
-    seen = _read_by_optimizer(flow, facts)
-    arrived = np.isin(flow.mark, flow.mark[gradients])
-    if seen.sum() >= gradients.sum():  # where they are scaled, clipped or summed up on the way, what arrives counts
-        gradients &= np.isin(flow.mark, flow.mark[seen])
-    ends: Bools = unread | state | gradients | (seen & ~arrived) | (flow.role == POINT)
-    if not (ends & facts.matched).any():
-        # Only one run has what comes last (losses of parts of a batch): what the outermost paired calls give counts.
-        paired = outputs & facts.matched
-        given = np.zeros(len(flow.ops), dtype=bool)
-        given[flow.of_row[paired]] = True
-        outermost = np.array(
-            [flag and not given[flow.parents_of(at)].any() for at, flag in enumerate(given)] or [False]
-        )
-        ends |= paired & flow.spread(outermost) & ~np.isin(flow.mark, flow.mark[(flow.role == INPUT) & facts.matched])
-    return ends
-
-
 def _predictions(flow: Flow, noise: Noise) -> Bools:
     """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well.
 
@@ -514,14 +430,6 @@ def _predictions(flow: Flow, noise: Noise) -> Bools:
         return np.zeros(len(flow.role), dtype=bool)
     predictions: Bools = (flow.of_row == last) & (flow.role == OUTPUT) & noise.matters
     return predictions
-
-
-def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
-    """The gradients as an optimiser reads them, or clipping before it, and the state that it keeps from before."""
-    own = (flow.source != NONE) & flow.spread(flow.updates)[np.maximum(flow.source, 0)]
-    seen: Bools = flow.spread(flow.updates | flow.clips) & (flow.role == INPUT) & facts.tensor & facts.matched
-    seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
-    return seen
 
 
 class _Chains:

@@ -12,9 +12,9 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, Flow, result_rows
+from twinprobe._judge.flow import NONE, Differences, Flow, result_rows
 from twinprobe._judge.noise import Noise
-from twinprobe._judge.search import Beginning, Differences, find_beginnings, follow
+from twinprobe._judge.search import Beginning, find_beginnings, follow
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 
 Bools = NDArray[np.bool_]

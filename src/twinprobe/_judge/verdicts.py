@@ -27,11 +27,11 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import NONE, TOTAL_NORM, Flow, ignored_rows, trace
+from twinprobe._judge.flow import NONE, TOTAL_NORM, Differences, Flow, ignored_rows, trace
 from twinprobe._judge.noise import Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision
 from twinprobe._judge.origin import Calls, call_facts, communication, unread_rows
-from twinprobe._judge.search import CAUSES, Beginning, Differences, find_beginnings, follow, grown, untrained
+from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, grown, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
