@@ -184,8 +184,8 @@ def open_wholes(
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
         runs.append(make_whole(ranks, layout, path, micro[at], lender))
-    left_out = [f"{('target', 'golden')[at]}: {count:,} calls of functions inside backward (checkpointing, communication): left out"
-                for at, count in enumerate(again) if count]  # fmt: skip
+    left_out = [f"{('target', 'golden')[at]}: {count:,} calls of functions inside backward "
+                "(checkpointing, communication): left out" for at, count in enumerate(again) if count]  # fmt: skip
     return runs, [*notes, *left_out], lost
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import NULL, PARAMETER, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -133,11 +133,11 @@ class Rows:
         """Whether the tensor has no elements."""
         return bools(self.pairs["t_shape"].str.contains(r"[\[ ]0[,\]]"))
 
-    def epsilon(self, *, casts: bool = False) -> Floats:
+    def epsilon(self, run: Run | None = None) -> Floats:
         """The coarser machine epsilon of the two dtypes.
 
-        With ``casts``, a few values that one run casts to a coarser type have the finer one: that is a difference, not
-        what noise is. A run in mixed precision computes its matrix products in the coarser type.
+        With the target's run, a few values that one run casts to a coarser type have the finer one: that is a
+        difference, not what noise is. A run in mixed precision computes its matrix products in the coarser type.
         """
         sides = [self.pairs[f"{side}_dtype"] for side in "tg"]
         known = epsilons({dtype for side in sides for dtype in side.unique().to_list()})
@@ -146,30 +146,20 @@ class Rows:
             side.replace_strict(exact, default=0.0).fill_null(0.0).to_numpy().astype(np.float64) for side in sides
         )
         coarser: Floats = np.maximum(target, golden)
-        for side, own, other in (("t", target, golden), ("g", golden, target)) if casts else ():
+        for side, own, other in (("t", target, golden), ("g", golden, target)) if run is not None else ():
             odd = (own > other) & ((other > 0) | ~self.matched)
             if odd.any():
-                usual = {known[dtype] for dtype in self._product_types(side)}
+                usual = {
+                    known[dtype] for dtype in product_types(self.pairs[f"{side}_name"], self.pairs[f"{side}_dtype"])
+                }
                 rows = odd & ~np.isin(own, list(usual)) if usual else np.zeros_like(odd)
                 coarser[rows] = other[rows]
-        return coarser
-
-    def precision(self, settings: dict[str, Any], step: int) -> Floats:
-        """The machine epsilon that each value was computed with, 0 for what is no tensor."""
-        pairs = self.pairs
-        # A parameter without a counterpart still says how much a call adds up and rounds.
-        alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
-        epsilon = np.where(self.tensor | alone, self.epsilon(casts=True), 0.0)
-        if settings.get(PRODUCT_PRECISION):
+        if run is not None and run.settings.get(PRODUCT_PRECISION):
             # In mixed precision gradients are widened before optimizers get them; parameters keep what they learnt.
-            seen = r"^Optimizer\.(total_norm\.|.+\.input\.0$)" if step == 0 else r"^Optimizer\."
-            widened = bools(pairs["t_name"].str.contains(seen)) & self.tensor
-            epsilon[widened] = np.maximum(epsilon[widened], settings[PRODUCT_PRECISION])
-        return epsilon
-
-    def _product_types(self, side: str) -> list[str]:
-        """The types in which a run computes its matrix products, a few exceptions left out."""
-        return product_types(self.pairs[f"{side}_name"], self.pairs[f"{side}_dtype"])
+            seen = r"^Optimizer\.(total_norm\.|.+\.input\.0$)" if run.step == 0 else r"^Optimizer\."
+            widened = bools(self.pairs["t_name"].str.contains(seen))
+            coarser[widened] = np.maximum(coarser[widened], run.settings[PRODUCT_PRECISION])
+        return coarser
 
 
 def product_types(names: pl.Series, dtypes: pl.Series) -> list[str]:

@@ -66,20 +66,17 @@ class Collectives:
                 wrapper = self._wrapper(name, original)
                 self._originals.append((torch.distributed, name, original))
                 setattr(torch.distributed, name, _Equal(original, wrapper) if name in _COMPARED else wrapper)
-        self._watch_hidden_writes()
-
-    def _watch_hidden_writes(self) -> None:
-        """FSDP2 fills gathered parameters and then sets their version back: what was noted before is not there now."""
+        # FSDP2 fills gathered parameters and then sets their version back: what was noted before is not there now.
         home = torch.autograd._unsafe_preserve_version_counter
-        original = home.__exit__
+        inner = home.__exit__
 
-        @functools.wraps(original)
+        @functools.wraps(inner)
         def leave(context: Any, *args: Any) -> Any:
-            result = original(context, *args)
+            result = inner(context, *args)
             self._recorder.work("measuring after a hidden write", self._recorder.book.forget)
             return result
 
-        self._originals.append((home, "__exit__", original))
+        self._originals.append((home, "__exit__", inner))
         home.__exit__ = leave
 
     def detach(self) -> None:
