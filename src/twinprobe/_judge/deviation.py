@@ -15,7 +15,7 @@ from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs.table import NULL, PARAMETER, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
