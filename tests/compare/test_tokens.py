@@ -425,7 +425,9 @@ def test_statistics_of_the_same_ids_in_other_places_say_so(tmp_path: Path) -> No
     assert "task tensor" in notes[0]
     with torch.no_grad(), record(program.model, str(tmp_path / "again"), level="L0", task="statistics"):
         program.padded("left")
-    assert twinprobe.compare(tmp_path / "left", tmp_path / "again").agrees
+    again = twinprobe.compare(tmp_path / "left", tmp_path / "again")
+    assert again.agrees
+    assert not next(iter(again.pairs.values())).summary.notes
 
 
 def test_tokens_without_ids_are_aligned_by_their_vectors(tmp_path: Path) -> None:

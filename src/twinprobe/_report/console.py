@@ -153,7 +153,9 @@ def _result(result: Result, *, plain: bool) -> Text:
     count = f", {result.differing:,} of {result.values:,} values" if result.differing and result.values > 1 else ""
     worst = f"worst {result.worst:.2%}" if result.worst >= 1e-4 else f"worst {result.worst:.1e}"
     where = f" at {visible(result.where)}" if result.worst and result.values > 1 else ""
-    return line.append(f" ({worst}, {result.worst_eps:.3g} eps{where}{count})" if result.worst else " (equal)", "dim")
+    if not result.worst:  # against nothing but zeros no error has a size
+        return line.append(" (equal)" if result.agrees else f" (golden is zero at {visible(result.where)})", "dim")
+    return line.append(f" ({worst}, {result.worst_eps:.3g} eps{where}{count})", "dim")
 
 
 def _no_divergence(summary: Summary) -> Iterator[Text]:
