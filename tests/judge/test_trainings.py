@@ -328,3 +328,14 @@ def test_the_name_of_a_class_is_no_cause_but_an_activation_is(
     assert first is not None
     assert first.kinds[0]["name"] == kind
     assert ("1.0001 x golden" in first.sentence) == (kind == "factor")
+
+
+def test_a_value_that_one_run_has_detached_explains_its_gradients(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        hidden = model[0](torch.randn(8, WIDTH))
+        snapped = hidden.detach().round()
+        model[2](snapped if wrong else hidden + (snapped - hidden).detach()).square().mean().backward()
+
+    found = compared(tmp_path, train, mlp)
+    assert "linear" in said(found)
+    assert "gradients flow back in one run only: requires_grad of input: False against True" in said(found)

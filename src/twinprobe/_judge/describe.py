@@ -170,7 +170,9 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == ARGUMENT:
         # The numbers of a tuple often differ alike: a stride, a shift.
         values = dict.fromkeys(_argument(pairs.row(row, named=True)) for row in beginning.arguments[:6])
-        return f"the output differs because an argument differs: {'; '.join([*values][:3])}"
+        gradients = next(iter(values), "").startswith("requires_grad")
+        what = "gradients flow back in one run only" if gradients else "the output differs because an argument differs"
+        return f"{what}: {'; '.join([*values][:3])}"
     if beginning.cause == EXTRA and beginning.arguments:
         reader = pairs["t_name"][beginning.arguments[0]] or ""
         text = f"only the target run makes this call; {reader} reads its result" if reader else ""
@@ -191,8 +193,9 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
 
 def _argument(row: dict[str, Any]) -> str:
     """``scale: 0.2298 against 0.1768``."""
-    if row["t_role"] == PARAMETER:
-        name = (row["t_name"] or "").rpartition(".")[2]
+    detached = row["t_requires_grad"] != row["g_requires_grad"] and row["t_shape"] == row["g_shape"]
+    if row["t_role"] == PARAMETER or detached:
+        name = argument_name(row["t_name"] or "")
         return f"requires_grad of {name}: {row['t_requires_grad']} against {row['g_requires_grad']}"
     shapes = "shape " if row["t_kind"] == row["g_kind"] == TENSOR else ""
     values = [row[f"{side}_shape"] if shapes else _shown(row, side) for side in "tg"]

@@ -219,6 +219,8 @@ _ARGUMENTS = {
         "instance_norm": "input running_mean running_var weight bias use_input_stats momentum eps",
         "dropout dropout1d dropout2d dropout3d alpha_dropout": "input p training inplace",
         "softmax log_softmax": "input dim",
+        "linear": "input weight bias",
+        "matmul bmm": "input other",
         "leaky_relu": "input negative_slope inplace",
         "elu": "input alpha inplace",
         "gelu": "input approximate",

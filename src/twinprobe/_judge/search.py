@@ -13,7 +13,7 @@ from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Differences, Flow, 
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -404,15 +404,25 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     return found
 
 
-def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences) -> list[Beginning]:
-    """The first parameter that only one run trains, where that run has its gradient."""
-    other = pairs["t_requires_grad"] != pairs["g_requires_grad"]
+def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
+    """Where only one run lets gradients through: a parameter that it alone trains, a value the other has detached.
+
+    It explains gradients that are there in one run only, or that part on the way back.
+    """
+    other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
     alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
-    found = other.fill_null(value=False).to_numpy() & facts.matched & (flow.role == PARAMETER)
-    if not (alone & ~facts.matched).any() or not found.any():
-        return []
+    claims = [beginning for beginning in beginnings if beginning.reaches]
+    back = bool(claims) and flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
+    if not back and (claims or not (alone & ~facts.matched).any()):
+        return beginnings
+    forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
+    found = other & (flow.role == PARAMETER) & (not claims)
+    if not found.any():
+        found = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1)
+    if not found.any():
+        return beginnings
     row = int(np.argmax(found))
-    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True)]
+    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
 
 
 def _predictions(flow: Flow, noise: Noise) -> Bools:

@@ -395,8 +395,8 @@ def _weigh(
         from twinprobe._judge.siblings import without_the_usual
 
         beginnings = without_the_usual(flow, noise, facts, limit, isolated, limit >= plain, sketched, beginnings)
-    if not any(beginning.reaches for beginning in beginnings):
-        beginnings = grown(flow, noise, facts, beginnings) + untrained(pairs, flow, facts)
+    claimed = any(beginning.reaches for beginning in beginnings)
+    beginnings = untrained(pairs, flow, facts, beginnings if claimed else grown(flow, noise, facts, beginnings))
     compared = rows.tensor & rows.matched & ~integer & ~np.isnan(error)
     state = _states(flow, noise, measured.state, limit, compared, [claim for claim in beginnings if claim.reaches])
     state[refilled] = DIFFERS
