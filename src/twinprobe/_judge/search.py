@@ -417,6 +417,11 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: l
         return beginnings
     forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
     found = other & (flow.role == PARAMETER) & (not claims)
+    if not found.any() and not claims:  # of modules that both runs have: which of them have a gradient in one run only?
+        held = set(pairs["t_name"].filter(facts.matched & (flow.role == PARAMETER)).str.split(".forward.").list.first())
+        names = pairs["t_name"].fill_null(pairs["g_name"]).filter(alone & ~facts.matched)
+        if held.isdisjoint(names.str.split(f".{GRADIENTS}.").list.first()):
+            return beginnings
     if not found.any():
         found = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1)
     if not found.any():
