@@ -359,7 +359,7 @@ def head_not_tied(program: Program) -> None:
 
 
 @bug("switch", "blocks.1.switch.router:*", *(f"blocks.1.switch:{api}" for api in ("softmax", "mean", "__mul__", "max")),
-     direction="backward", kinds="missing part noise")  # fmt: skip
+     direction="either", kinds="missing part noise argument")  # fmt: skip
 def balance_without_gradient(program: Program) -> None:
     """The probabilities are detached, so nothing balances."""
     switch = program.model.blocks[1].switch
@@ -426,7 +426,7 @@ def padding_counts_in_the_loss(program: Program) -> None:
     program.loss = loss
 
 
-@bug("seq2seq", "bridge:*", "reader:*", ":cat", direction="backward", kinds="missing part noise")
+@bug("seq2seq", "bridge:*", "reader:*", ":cat", direction="either", kinds="missing part noise argument")
 def decoder_begins_without_gradient(program: Program) -> None:
     """The encoder's last state is detached."""
     model = program.model

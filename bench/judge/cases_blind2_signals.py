@@ -135,7 +135,7 @@ def no_gradient_through_the_codes(program: Program) -> None:
     program.model.codes.through = lambda rows, found: found + 0 * rows
 
 
-@bug("vqvae", "codes:*", "norm_2:*", direction="either", kinds="missing noise part")
+@bug("vqvae", "codes:*", "norm_2:*", direction="either", kinds="missing noise part argument")
 def wrong_side_detached(program: Program) -> None:
     """The commitment pulls the codes, which do not learn, and not the encoder."""
     codes = program.model.codes
@@ -261,7 +261,14 @@ def momentum_forgotten_weight_decay_too(program: Program) -> None:
 
 
 @bug(
-    "gan", "generator.*:*", "optimizer:*", ":softplus", ":mean", direction="either", kinds="extra input update missing"
+    "gan",
+    "generator.*:*",
+    "discriminator.0:*",
+    "optimizer:*",
+    ":softplus",
+    ":mean",
+    direction="either",
+    kinds="extra input update missing argument",
 )
 def pictures_not_detached(program: Program) -> None:
     """The discriminator's loss trains the generator too, and nobody clears that gradient."""

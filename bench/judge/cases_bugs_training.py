@@ -155,7 +155,7 @@ def gradient_scaled_in_a_hook(program: Program) -> None:
     program.model.blocks[1].attention.out.register_forward_hook(halve)
 
 
-@bug("decoder", "blocks.3:*", "blocks.3.norm_2:*", direction="backward", kinds="missing part")
+@bug("decoder", "blocks.3:*", "blocks.3.norm_2:*", direction="either", kinds="missing part argument")
 def branch_is_detached(program: Program) -> None:
     """detach() on what the feed-forward gets: its gradient never reaches the residual stream."""
     block = program.model.blocks[3]

@@ -422,12 +422,20 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: l
         names = pairs["t_name"].fill_null(pairs["g_name"]).filter(alone & ~facts.matched)
         if held.isdisjoint(names.str.split(f".{GRADIENTS}.").list.first()):
             return beginnings
-    if not found.any():
-        found = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1)
-    if not found.any():
-        return beginnings
-    row = int(np.argmax(found))
-    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
+    if not found.any():  # not where it was computed without gradients: a function may have a backward pass of its own
+        made = (flow.source != NONE) & other[flow.source]
+        found = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
+    # A module that takes the value and gives its gradient in both runs has a backward pass of its own.
+    gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
+    come_back = set(flow.twin[flow.of_row[gives]].tolist()) - {NONE}
+    passed: set[int] = set()
+    for row in np.flatnonzero(found)[:_MOST].tolist():
+        around = set(flow.parents_of(int(flow.of_row[row])))
+        takers = flow.of_row[(flow.mark == flow.mark[row]) & (flow.role == INPUT)].tolist()
+        passed |= around & come_back & set(takers)
+        if not around & passed:
+            return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
+    return beginnings
 
 
 def _predictions(flow: Flow, noise: Noise) -> Bools:
