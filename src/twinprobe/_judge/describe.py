@@ -123,9 +123,9 @@ def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) 
     if beginning.cause == MISSING and beginning.arguments:
         missing = pairs["g_op"][beginning.arguments[0]]
         return None if missing is None else (golden, golden.ops[missing])
-    for run, calls in zip((target, golden), _replaced(target, golden, pairs, beginning), strict=True):
-        if calls:
-            return run, calls[0]
+    only = _replaced(target, golden, pairs, beginning)
+    if max(map(len, only)) == 1:  # of several, none is the one: the call that shows the difference is named
+        return (target, only[0][0]) if only[0] else (golden, only[1][0])
     return None
 
 
