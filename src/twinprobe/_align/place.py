@@ -134,9 +134,8 @@ def _in_parts(many: Calls, few: Calls) -> list[tuple[tuple[int, ...], tuple[int,
     if len(times) != 1 or (count := times.pop()) < 2 or not count.is_integer():
         return []
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    batches = min(
-        len(others) for _, others in shared
-    )  # of the run with fewer: what is called least is called once each
+    # Of the run with fewer: what is called least is called once each.
+    batches = min(len(others) for _, others in shared)
     for ops, others in shared:
         each = len(others) // batches if len(others) % batches == 0 else len(others)
         for at, other in enumerate(others):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _SIZES = {RULES[rule].words for rule in ("far_norm", "far_sketch", "far_ratio", "far_point", "growth", "cosine")}
 _WHOLE = re.compile("(?i)int|bool")
 _NOTHING = 1e-3  # of the usual norm
+_BY_ARGUMENT = "the output differs because an argument differs"
 _MOST_REPLACED = 6  # calls in a group that the other run does not make; more are another implementation
 # Frames of a stack that are nobody's model: the frameworks themselves and what starts them.
 _FRAMEWORK_FILES = (
@@ -86,14 +87,13 @@ def describe(
     times = float(noise.times[at]) if noise is not None else np.nan
     expected = float(noise.expected[at]) if noise is not None else np.nan
     size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, grain, times)
-    what = _sentence(evidence, judged, beginning, found)
+    place = name.removeprefix(op).strip(".") or name
+    what = _sentence(evidence, judged, beginning, found, place)
     isolated = evidence.isolated
     if isolated is not None and np.isfinite(isolated.times[at]):
         sides = (("the target", isolated.target_eps[at]), ("golden", isolated.golden_eps[at]))
         shown = ", ".join(f"{eps:.3g} eps in {who}" for who, eps in sides if not isnan(eps))
         what += f"; by itself it is off by {shown}"
-    place = name.removeprefix(op).strip(".") or name
-    what = what.replace(f"; {place}: ", "; ")  # the sentence begins with its name
     return Divergence(
         op=op,
         row=name,
@@ -163,15 +163,16 @@ def _size(error: float, grain: float, times: float) -> str:
     return f" ({', '.join(parts)})" if np.isfinite(error) else ""
 
 
-def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: Sequence[Kind]) -> str:
-    """What happened there: the kind, where one is sure, else the verdict of the row."""
+def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: Sequence[Kind], place: str) -> str:
+    """What happened at ``place``: the kind, where one is sure, else the verdict of the row."""
     named = next((kind.sentence for kind in kinds if kind.confidence >= 0.7 and kind.name != "noise"), "")
+    named = named.removeprefix(f"{place}: ")
     pairs = evidence.pairs
     if beginning.cause == ARGUMENT:
         # The numbers of a tuple often differ alike: a stride, a shift.
-        values = dict.fromkeys(_argument(pairs.row(row, named=True)) for row in beginning.arguments[:6])
-        gradients = next(iter(values), "").startswith("requires_grad")
-        what = "gradients flow back in one run only" if gradients else "the output differs because an argument differs"
+        rows = [pairs.row(row, named=True) for row in beginning.arguments[:6]]
+        values = dict.fromkeys(map(_argument, rows))
+        what = "gradients flow back in one run only" if rows and _detached(rows[0]) else _BY_ARGUMENT
         return f"{what}: {'; '.join([*values][:3])}"
     if beginning.cause == EXTRA and beginning.arguments:
         reader = pairs["t_name"][beginning.arguments[0]] or ""
@@ -180,7 +181,7 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == MISSING and beginning.arguments:
         return "; ".join(part for part in ("only the golden run makes this call, for the value here", named) if part)
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
-        return f"the output differs because an argument differs: {kinds[0].sentence}"
+        return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
     grouped = "group" in pairs.columns and pairs["group"][beginning.row] is not None
     other_calls = bool(kinds) and kinds[0].name in ("function", "extra", "missing")
@@ -193,13 +194,17 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
 
 def _argument(row: dict[str, Any]) -> str:
     """``scale: 0.2298 against 0.1768``."""
-    detached = row["t_requires_grad"] != row["g_requires_grad"] and row["t_shape"] == row["g_shape"]
-    if row["t_role"] == PARAMETER or detached:
+    if _detached(row):
         name = argument_name(row["t_name"] or "")
         return f"requires_grad of {name}: {row['t_requires_grad']} against {row['g_requires_grad']}"
     shapes = "shape " if row["t_kind"] == row["g_kind"] == TENSOR else ""
     values = [row[f"{side}_shape"] if shapes else _shown(row, side) for side in "tg"]
     return f"{argument_name(row['t_name'] or row['g_name'])}: {shapes}{values[0]} against {values[1]}"
+
+
+def _detached(row: dict[str, Any]) -> bool:
+    """Whether gradients flow back through this value in one run only."""
+    return bool(row["t_requires_grad"] != row["g_requires_grad"] and row["t_shape"] == row["g_shape"])
 
 
 def _shown(row: dict[str, Any], side: str) -> str:

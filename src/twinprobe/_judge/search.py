@@ -411,31 +411,41 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: l
     """
     other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
     alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
+    alone &= ~facts.matched
     claims = [beginning for beginning in beginnings if beginning.reaches]
-    back = bool(claims) and flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
-    if not back and (claims or not (alone & ~facts.matched).any()):
+    if claims:
+        back = flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
+        row = _detached(flow, facts, other) if back else None
+    elif not alone.any():
+        row = None
+    elif (parameters := other & (flow.role == PARAMETER)).any():
+        row = int(np.argmax(parameters))
+    else:  # of modules that both runs have: which of them have a gradient in one run only?
+        held = pairs["t_name"].filter(facts.matched & (flow.role == PARAMETER)).str.split(".forward.").list.first()
+        names = pairs["t_name"].fill_null(pairs["g_name"]).filter(alone).str.split(f".{GRADIENTS}.").list.first()
+        row = None if set(held).isdisjoint(names) else _detached(flow, facts, other)
+    if row is None:
         return beginnings
+    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
+
+
+def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
+    """The first value that a forward call takes with gradients in one run only; ``other``: requires_grad differs."""
     forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
-    found = other & (flow.role == PARAMETER) & (not claims)
-    if not found.any() and not claims:  # of modules that both runs have: which of them have a gradient in one run only?
-        held = set(pairs["t_name"].filter(facts.matched & (flow.role == PARAMETER)).str.split(".forward.").list.first())
-        names = pairs["t_name"].fill_null(pairs["g_name"]).filter(alone & ~facts.matched)
-        if held.isdisjoint(names.str.split(f".{GRADIENTS}.").list.first()):
-            return beginnings
-    if not found.any():  # not where it was computed without gradients: a function may have a backward pass of its own
-        made = (flow.source != NONE) & other[flow.source]
-        found = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
-    # A module that takes the value and gives its gradient in both runs has a backward pass of its own.
+    # Not where it was computed without gradients: a function may have a backward pass of its own.
+    made = (flow.source != NONE) & other[flow.source]
+    taken = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
+    # So may a module: it takes the value, and gives its gradient in both runs.
     gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
     come_back = set(flow.twin[flow.of_row[gives]].tolist()) - {NONE}
     passed: set[int] = set()
-    for row in np.flatnonzero(found)[:_MOST].tolist():
+    for row in np.flatnonzero(taken)[:_MOST].tolist():
         around = set(flow.parents_of(int(flow.of_row[row])))
         takers = flow.of_row[(flow.mark == flow.mark[row]) & (flow.role == INPUT)].tolist()
         passed |= around & come_back & set(takers)
         if not around & passed:
-            return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
-    return beginnings
+            return int(row)
+    return None
 
 
 def _predictions(flow: Flow, noise: Noise) -> Bools:
