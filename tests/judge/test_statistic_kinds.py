@@ -257,6 +257,23 @@ def test_a_summand_is_found_by_sketches() -> None:
     assert names(lacking, tensors=[("other", side(tensor(9), sketched=True))]) == []
 
 
+@pytest.mark.parametrize("from_outside", [True, False])
+def test_a_value_that_belongs_elsewhere_is_named(from_outside: bool) -> None:
+    """The shift of a normalisation where its scale should be, a residual taken after the norm in place of before."""
+    scale, shift = tensor(1), tensor(2)
+    read = row("input.0", INPUT, shift, scale, sketched=True)
+    nearby = [("Tensor.__mul__.3.forward.input.1", side(tensor(9), sketched=True)),
+              ("Tensor.__add__.4.forward.input.1", side(shift, sketched=True))]  # fmt: skip
+    found = kinds(read, tensors=nearby, from_outside=from_outside)[0]
+    assert (found.name, found.sentence) == (
+        "input",
+        "input.0 holds what golden has in Tensor.__add__.4.forward.input.1",
+    )
+    assert "holds what" not in " ".join(
+        kind.sentence for kind in kinds(read, tensors=nearby[:1], from_outside=from_outside)
+    )
+
+
 @given(st.integers(0, 10_000), st.sampled_from([(), (3,), (8, 8), (64, 64)]), st.booleans())
 @settings(max_examples=100)
 def test_noise_and_unrelated_tensors_have_no_kind(seed: int, shape: tuple[int, ...], sketched: bool) -> None:

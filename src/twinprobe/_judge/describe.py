@@ -49,6 +49,7 @@ _FRAMEWORK_FILES = (
 )  # fmt: skip
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
 _MOST_NOTES = 3
+_NEARBY = 400  # rows before and after: a layer of a transformer with its functions
 _ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 
 
@@ -167,6 +168,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     """What happened at ``place``: the kind, where one is sure, else the verdict of the row."""
     named = next((kind.sentence for kind in kinds if kind.confidence >= 0.7 and kind.name != "noise"), "")
     named = named.removeprefix(f"{place}: ")
+    if named.startswith(f"{place} "):
+        named = f"it{named.removeprefix(place)}"
     pairs = evidence.pairs
     if beginning.cause == ARGUMENT:
         # The numbers of a tuple often differ alike: a stride, a shift.
@@ -180,6 +183,9 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         return "; ".join(part for part in (text or "only the target run makes this call", named) if part)
     if beginning.cause == MISSING and beginning.arguments:
         return "; ".join(part for part in ("only the golden run makes this call, for the value here", named) if part)
+    told = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter"}.get(beginning.cause)
+    if kinds and kinds[0].name == told and named.startswith("it "):
+        return named if told == "input" else f"the parameter{named.removeprefix('it')}"
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
         return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
@@ -269,6 +275,8 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         rows=rows,
         presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
         parameters=_parameters(golden),
+        tensors=_nearby(golden, pairs.row(beginning.row, named=True)),
+        counts=_sizes_of(target) | _sizes_of(golden),
         from_outside=_from_outside(judged.flow, beginning),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, golden),
@@ -377,6 +385,29 @@ def _parameters(run: Run) -> list[tuple[str, Side]]:
     known = all_dims(table["shape"].unique().to_list())
     wanted = table.select("name", "dtype", "shape", *STATS).iter_rows()
     return [(name, Side(str(dtype or ""), known[shape] or (), *stats)) for name, dtype, shape, *stats in wanted]
+
+
+def _nearby(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:
+    """Other tensors of the same shape around a row of a run, nearest first."""
+    at = row["g_row"]
+    if at is None or run.sketches is None:
+        return []
+    first = max(0, at - _NEARBY)
+    table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)
+    table = table.filter((table["kind"] == TENSOR) & (table["shape"] == row["g_shape"]) & (table["at"] != at))
+    sketches = run.sketches.of(table["at"].to_numpy().astype(np.int64))
+    shape = dims(row["g_shape"]) or ()
+    found = [
+        (abs(number - at), name, Side(str(dtype or ""), shape, sketch=sketch["sums"]))
+        for (number, name, dtype), sketch in zip(table.select("at", "name", "dtype").iter_rows(), sketches, strict=True)
+        if sketch["flags"]
+    ]
+    return [(name, side) for _, name, side in sorted(found, key=lambda one: one[0])]
+
+
+def _sizes_of(run: Run) -> dict[str, int]:
+    """The sizes of a parallel layout, which a factor may be."""
+    return {f"{name} ranks": int(size) for name, size in re.findall(r"(\w+)=(\d+)", run.arrangement)}
 
 
 def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:

@@ -237,8 +237,11 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     # A loss has a way back; norms and coefficients of an optimiser have none.
     scalar = outputs & (flow.elements[0] == 1)
     derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
+    if not derived.any():  # without a way back, it is made of what recorded calls give: no mean of token numbers
+        taken = (flow.role == INPUT) & (flow.source != NONE) & floating & (flow.of_row >= 0)
+        derived = scalar & np.isin(call, flow.of_row[taken])
     return {
-        "loss": np.flatnonzero(derived if derived.any() else scalar)[-1:],
+        "loss": np.flatnonzero(derived)[-1:],
         "outputs": np.flatnonzero(outermost),
         PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
         "updated parameters": np.flatnonzero(updated),

@@ -64,7 +64,7 @@ class Suspect:
     parameters: Sequence[tuple[str, Side]] = ()
     """All parameters of the golden run, and of its other ranks, with full names: to find one that was exchanged."""
     tensors: Sequence[tuple[str, Side]] = ()
-    """Tensors of the golden run with sketches that the difference may turn out to be: residuals, biases, inputs."""
+    """Tensors of the golden run near this call, nearest first: one of them may be the difference, or what came in."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers that a factor may come from: ``{"world size": 8, "micro batches": 4}``."""
     unpaired: Sequence[str] = ()
@@ -367,18 +367,29 @@ def _uninitialised(suspect: Suspect) -> Kind | None:
 
 
 def _input(suspect: Suspect) -> Kind | None:
-    """What comes from outside of all recorded calls differs: another batch, mask or state."""
-    if not suspect.from_outside:
-        return None
+    """Another value goes in: one of golden's that belongs elsewhere, or, from outside, another batch, mask or state."""
     for row, target, golden in _rows(suspect, INPUT):
         if not _differs(row):
             continue
-        if target.shape == golden.shape and _same_numbers(target, golden):
+        if (name := _exchanged(suspect, row, target)) is not None:
+            sentence = f"{row.name} holds what golden has in {name}"
+        elif not suspect.from_outside:
+            continue
+        elif target.shape == golden.shape and _same_numbers(target, golden):
             sentence = f"{row.name} comes from outside and holds golden's values in another order"
         else:
             sentence = f"{row.name} comes from outside and differs: {_compared(target, golden)}"
         return Kind("input", sentence, 0.93, {"input": row.name})
     return None
+
+
+def _exchanged(suspect: Suspect, row: Row, target: Side) -> str | None:
+    """Golden's value that goes in here: two were exchanged, or what should have been done with it was not."""
+    if target.sketch is None or math.prod(target.shape) < 16 or _constant(target) is not None:
+        return None
+    same = (name for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape
+            and _distance(target.sketch, side.sketch) <= _tolerance(row))  # fmt: skip
+    return next(same, None)
 
 
 def _dtype(suspect: Suspect) -> Kind | None:

@@ -164,7 +164,7 @@ def expected_errors(
         matters = _settled(flow, values, operands, matters, abnormal)
         far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
-    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
+    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, matters))
 
 
 def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: Floats) -> Floats:
@@ -300,11 +300,12 @@ def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
     return np.where(few, largest, noise)
 
 
-def _flips(flow: Flow, values: Values) -> Bools:
-    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip."""
+def _flips(flow: Flow, values: Values, matters: Bools) -> Bools:
+    """Whole numbers that were made of numbers with a small error: a router, top-k, an argmax may flip."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
+    unsure[flow.of_row[inputs & matters]] = False
     whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
     flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips

@@ -323,7 +323,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
     if not beginnings:
         return
-    ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise)
+    ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise, facts)
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
     back = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD)).max(initial=NONE)
@@ -448,20 +448,23 @@ def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
     return None
 
 
-def _predictions(flow: Flow, noise: Noise) -> Bools:
+def _predictions(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well.
 
     A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
-    before it is padding.
+    before it is padding. A model that is called again and again, for one token after another, gives a result each time.
     """
     outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
     last = np.flatnonzero(outermost).max(initial=NONE)
-    if last == NONE or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
+    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)["loss"]
+    agrees = (flow.of_row[loss] > last).any() and not noise.abnormal[loss].any()
+    if last == NONE or agrees or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
         return np.zeros(len(flow.role), dtype=bool)
-    behind = (flow.of_row > last) & (flow.role == OUTPUT) & (flow.elements[0] == 1)
-    if behind.any() and not noise.abnormal[behind].any():
-        return np.zeros(len(flow.role), dtype=bool)
-    predictions: Bools = (flow.of_row == last) & (flow.role == OUTPUT) & noise.matters
+    model = flow.ops[last]
+    called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
+    # A token that flips within rounding leads to others.
+    called[flow.of_row[noise.flips & (flow.of_row >= 0)].min(initial=len(called)) :] = False
+    predictions: Bools = flow.spread(called) & (flow.role == OUTPUT) & noise.matters
     return predictions
 
 
