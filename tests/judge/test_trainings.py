@@ -339,3 +339,71 @@ def test_a_value_that_one_run_has_detached_explains_its_gradients(tmp_path: Path
     found = compared(tmp_path, train, mlp)
     assert "linear" in said(found)
     assert "gradients flow back in one run only: requires_grad of input: False against True" in said(found)
+
+
+class Decoder(nn.Module):
+    """Names the next token by the mean of all tokens so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.norm(self.words(tokens).mean(1)))
+        return scores
+
+
+def decode(model: Any, banned: int | None = None) -> None:
+    tokens = torch.arange(6).reshape(2, 3)
+    with torch.no_grad():
+        for _ in range(4):
+            scores = model(tokens)
+            if banned is not None:
+                scores = scores.masked_fill(torch.arange(50) == banned, -torch.inf)
+            tokens = torch.cat([tokens, scores.argmax(-1, keepdim=True)], 1)
+    tokens.float().mean()  # people print such numbers: this is no loss
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_every_decoding_step_gives_a_result(tmp_path: Path, level: str) -> None:
+    def run(model: Any, wrong: bool) -> None:
+        model.norm.eps = 1e-3 if wrong else 1e-5
+        decode(model)
+
+    found = compared(tmp_path, run, Decoder, level)
+    assert "loss" not in found.summary
+    assert found.first.op.endswith(("norm.LayerNorm.forward.0", "Functional.layer_norm.0.forward"))
+    assert not any("without effect" in note for note in found.notes)
+
+
+def test_a_token_that_was_banned_has_not_flipped_within_rounding(tmp_path: Path) -> None:
+    def run(model: Any, wrong: bool) -> None:
+        with torch.no_grad():
+            best = int(model(torch.arange(6).reshape(2, 3)).argmax(-1)[0])
+        decode(model, best if wrong else None)
+
+    found = compared(tmp_path, run, Decoder)
+    assert said(found).startswith("Tensor.masked_fill.0.forward: output.0: only the target run makes this call")
+    assert not any("within rounding" in note for note in found.notes)
+
+
+def test_a_dropout_that_drops_nothing_has_no_other_state(tmp_path: Path) -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+            self.drop = nn.Dropout(0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dropped: torch.Tensor = self.drop(self.layer(x))
+            return dropped
+
+    def run(model: Any, wrong: bool) -> None:
+        model.drop.p = 0.1 if wrong else 0.0
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+
+    text = said(compared(tmp_path, run, Dropping, "L0"))
+    assert "only one run drops elements" in text
+    assert "state" not in text

@@ -24,6 +24,7 @@ from twinprobe._judge.search import (
     OUTPUT_DIFFERS,
     OUTSIDE,
     PARAMETER_DIFFERS,
+    RANDOM,
     Beginning,
 )
 from twinprobe._judge.verdicts import RULES, Evidence, Judged
@@ -177,15 +178,16 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         values = dict.fromkeys(map(_argument, rows))
         what = "gradients flow back in one run only" if rows and _detached(rows[0]) else _BY_ARGUMENT
         return f"{what}: {'; '.join([*values][:3])}"
-    if beginning.cause == EXTRA and beginning.arguments:
-        reader = pairs["t_name"][beginning.arguments[0]] or ""
-        text = f"only the target run makes this call; {reader} reads its result" if reader else ""
-        return "; ".join(part for part in (text or "only the target run makes this call", named) if part)
-    if beginning.cause == MISSING and beginning.arguments:
-        return "; ".join(part for part in ("only the golden run makes this call, for the value here", named) if part)
-    told = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter"}.get(beginning.cause)
-    if kinds and kinds[0].name == told and named.startswith("it "):
-        return named if told == "input" else f"the parameter{named.removeprefix('it')}"
+    if beginning.cause in (EXTRA, MISSING) and beginning.arguments:
+        only = "only the golden run makes this call, for the value here"
+        if beginning.cause == EXTRA:
+            reader = pairs["t_name"][beginning.arguments[0]]
+            only = "only the target run makes this call" + (f"; {reader} reads its result" if reader else "")
+        return f"{only}; {named}" if named else only
+    # Where the search has proven the cause, the kind says it all.
+    proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
+    if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
+        return f"the parameter{named.removeprefix('it')}" if proven == "parameter" else named
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
         return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
@@ -322,7 +324,8 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
         ):
             return Kind("function", f"{names[0]} against {names[1]}", 0.95)
     # What came in may be golden's value in a coarser type; a call that one run alone makes may stand for another.
-    better = {OUTSIDE: ("dtype",), BETWEEN: ("dtype",), EXTRA: ("function", "order"), MISSING: ("function", "order")}
+    better = {OUTSIDE: ("dtype",), BETWEEN: ("dtype",), EXTRA: ("function", "order"), MISSING: ("function", "order"),
+              RANDOM: ("function",)}  # fmt: skip
     known = next((kind for kind in found if kind.name in better.get(beginning.cause, ())), None)
     if known is not None:
         return known

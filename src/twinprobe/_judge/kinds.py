@@ -351,6 +351,9 @@ def _random(suspect: Suspect) -> Kind | None:
     for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
         if not _differs(row):
             continue
+        if drops and target.zeros is not None and golden.zeros is not None and not (target.zeros and golden.zeros):
+            sentence = f"only one run drops elements: {target.zeros} are zero against {golden.zeros}"
+            return Kind("function", sentence, 0.93, {"call": suspect.name})
         masks = (
             "" if not drops or target.zeros is None else f": {target.zeros} elements are zero against {golden.zeros}"
         )
