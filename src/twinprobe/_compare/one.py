@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-    from twinprobe._judge.verdicts import Evidence, Isolated, Judged
+    from twinprobe._judge.origin import Isolated
+    from twinprobe._judge.verdicts import Evidence, Judged
     from twinprobe._report.tokens import TokenFindings
     from twinprobe._runs.tensors.tensor_files import Loader
 

@@ -316,11 +316,9 @@ def _nan(suspect: Suspect) -> Kind | None:
         if sides[0] == sides[1]:
             continue
         side, word = ("target", sides[0]) if sides[0] else ("golden", sides[1])
-        inputs = [
-            one.target if side == "target" else one.golden for one in suspect.rows if one.role in (INPUT, PARAMETER)
-        ]
-        begins = not any(_broken(one) for one in inputs if one is not None)
-        count = (target if side == "target" else golden).not_finite
+        inputs = [getattr(given, side) for given in suspect.rows if given.role in (INPUT, PARAMETER)]
+        begins = not any(_broken(value) for value in inputs if value is not None)
+        count = getattr(row, side).not_finite
         how_many = f", {count} elements" if count else ""
         where = " and begins here: what goes in is finite" if begins else ""
         sentence = f"{row.name} holds {word} in {side} only{how_many}{where}"

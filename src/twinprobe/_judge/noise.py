@@ -128,18 +128,10 @@ def expected_errors(
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
         _on_the_way_in(flow, values, grain, depth, furthest),
     )
-    inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
-    # Nothing before explains a parameter, nor a value that was saved by itself.
-    inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
-    allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
+    allowed = np.hypot(local, np.where(output, carried[row_call], _inherited(flow, values, between)))
     # A container passes on what its parts made.
-    inner = output & ~flow.leaf[row_call]
-    allowed = np.where(inner, np.fmax(allowed, _within(flow, values)), allowed)
-    gradient = flow.role == GRADIENT
-    if gradient.any():  # every gradient gathers the errors of all that lies behind it
-        known = error[gradient & np.isfinite(error)]
-        typical = float(np.median(known)) if len(known) else 0.0
-        allowed = np.where(gradient, np.hypot(allowed, 2 * typical * values.norm), allowed)
+    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, _within(flow, values)), allowed)
+    allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values)), allowed)
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
@@ -165,6 +157,20 @@ def expected_errors(
         far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, matters))
+
+
+def _inherited(flow: Flow, values: Values, between: Floats) -> Floats:
+    """How far off an input may be since what made it is, as a distance."""
+    made = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
+    # Nothing before explains a parameter, nor a value that was saved by itself.
+    return np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, made)
+
+
+def _usual_of_gradients(flow: Flow, values: Values) -> Floats:
+    """What every gradient gathers: the errors of all that lies behind it, as a distance."""
+    known = values.error[(flow.role == GRADIENT) & np.isfinite(values.error)]
+    usual: Floats = 2 * (float(np.median(known)) if len(known) else 0.0) * values.norm
+    return usual
 
 
 def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: Floats) -> Floats:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 # Calls whose result is memory nobody has written yet, or a plain copy of bytes: their values say nothing.
 UNINITIALISED = frozenset({
@@ -29,6 +30,8 @@ UNINITIALISED = frozenset({
 BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
 _COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
 _SPECIAL = UNINITIALISED | BUFFERED
+# An error this many times as large as rounding and the inputs' errors explain begins here.
+SUSPICIOUS = 4.0
 
 
 @dataclass
@@ -251,3 +254,44 @@ class Summary:
 def unread_rows(count: int, where: str = "") -> str:
     """Say how many rows, ``where`` in the run, could not be read."""
     return f"{count:,} row{'' if count == 1 else 's'}{where} could not be read"
+
+
+@dataclass
+class Isolated:
+    """What replaying calls from their own inputs has shown, by row; NaN where a row was not replayed: how far each side
+    is from its own float64 reference, in epsilons and in multiples of what the operation may lose."""
+
+    target_eps: Floats
+    target_times: Floats
+    golden_eps: Floats
+    golden_times: Floats
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, row: int, target: Any, golden: Any, *, clears: bool) -> None:
+        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None.
+
+        ``clears``: both sides made the same call, so that healthy results on both sides explain all that differs.
+        """
+        known = [error for error in (target, golden) if error is not None]
+        counts = clears or any(error.times > SUSPICIOUS for error in known)
+        for error, eps, times in (
+            (target, self.target_eps, self.target_times),
+            (golden, self.golden_eps, self.golden_times),
+        ):
+            if error is not None:
+                eps[row] = error.eps
+                times[row] = error.times if counts else np.nan
+
+    @property
+    def times(self) -> Floats:
+        """How far off the worse side is by itself; where both are off alike, the runs do not part.
+
+        Nothing is known of a call with a healthy side where the other could not be replayed.
+        """
+        worse = np.fmax(self.target_times, self.golden_times)
+        with np.errstate(invalid="ignore"):
+            better = np.minimum(self.target_times, self.golden_times)
+            alike = np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
+            unsure = np.isnan(better) & (worse <= SUSPICIOUS)
+        apart: Floats = np.where(unsure, np.nan, worse - alike)
+        return apart

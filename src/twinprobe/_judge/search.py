@@ -13,7 +13,7 @@ from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Differences, Flow, 
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -357,22 +357,12 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     What its inputs explain, call by call, may still be a fault that was explained away.
     """
     rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
-    far = {name: noise.far[found] for name, found in rows.items()}
     # Other whole numbers from outside, tokens say, are no noise: the cause, once the loss is off by more than rounding.
     given = [one for one in beginnings if one.cause == OUTSIDE and facts.whole[one.row]]
-    if given and far["outputs"].any() and noise.abnormal[rows["loss"]].any():
+    if given and noise.far[rows["outputs"]].any() and noise.abnormal[rows["loss"]].any():
         given[0].reaches = True
         return beginnings
-    # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
-    gradients = len(rows[PARAMETER_GRADIENTS])
-    outputs = rows["outputs"]
-    # Without either, what comes last counts: padding of a prompt is off, and no token that is made of it.
-    final = rows["loss"] if len(rows["loss"]) else outputs[flow.of_row[outputs] == flow.of_row[outputs].max(initial=0)]
-    read = bool(gradients) or bool((noise.abnormal if len(rows["loss"]) else noise.matters)[final].any())
-    if not (far["loss"].any() or (read and far["outputs"].any())):
-        return beginnings
-    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
-    if seen.sum() < _MANY_GRADIENTS * gradients:
+    if not _far_apart(flow, noise, facts, rows):
         return beginnings
     forward = flow.each_call(lambda op: op.direction == FORWARD) & ~flow.updates
     # A sign, a rounding, an index flips, and other elements are picked: a step by nature.
@@ -404,6 +394,19 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     return found
 
 
+def _far_apart(flow: Flow, noise: Noise, facts: Differences, rows: dict[str, Ints]) -> bool:
+    """Whether the results of the two runs, and the gradients where there are any, are further apart than noise is."""
+    # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
+    gradients, loss, outputs = len(rows[PARAMETER_GRADIENTS]), rows["loss"], rows["outputs"]
+    # Without either, what comes last counts: padding of a prompt is off, and no token that is made of it.
+    final = loss if len(loss) else outputs[flow.of_row[outputs] == flow.of_row[outputs].max(initial=0)]
+    read = bool(gradients) or bool((noise.abnormal if len(loss) else noise.matters)[final].any())
+    if not (noise.far[loss].any() or (read and noise.far[outputs].any())):
+        return False
+    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
+    return bool(seen.sum() >= _MANY_GRADIENTS * gradients)
+
+
 def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
     """Where only one run lets gradients through: a parameter that it alone trains, a value the other has detached.
 
@@ -421,9 +424,9 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: l
     elif (parameters := other & (flow.role == PARAMETER)).any():
         row = int(np.argmax(parameters))
     else:  # of modules that both runs have: which of them have a gradient in one run only?
-        held = pairs["t_name"].filter(facts.matched & (flow.role == PARAMETER)).str.split(".forward.").list.first()
-        names = pairs["t_name"].fill_null(pairs["g_name"]).filter(alone).str.split(f".{GRADIENTS}.").list.first()
-        row = None if set(held).isdisjoint(names) else _detached(flow, facts, other)
+        modules = pairs["t_name"].fill_null(pairs["g_name"]).str.extract(MODULE_OF_ROW)
+        held, trained = (set(modules.filter(rows)) for rows in (facts.matched & (flow.role == PARAMETER), alone))
+        row = _detached(flow, facts, other) if (held & trained) - {None} else None
     if row is None:
         return beginnings
     return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]

@@ -84,26 +84,17 @@ def tensor_kinds(
         return [kind for kind in (_other_shape(target, golden),) if kind is not None]
     sampled, steps = _sampled(target.shape)
     target, golden = target[sampled], golden[sampled]
-    kinds: list[Kind] = []
-    broken = _not_finite(target, golden)
-    if broken is not None:
-        kinds.append(broken)
+    answers = [_not_finite(target, golden)]
     pair = _prepared(target, golden, steps, expected)
     if pair.error:
-        for rule in _RULES:
-            kind = rule(pair)
-            if kind is not None:
-                kinds.append(kind)
-        if others:
-            kind = _summand(pair, others, sampled)
-            if kind is not None:
-                kinds.append(kind)
-        if not kinds and pair.error < pair.gate:
-            sentence = f"no structure: off by {percent(pair.error)}, {pair.error / pair.eps:.2g} eps"
-            kinds.append(Kind("noise", sentence, 0.8, {"error": pair.error, "eps": pair.eps}))
-    return sorted(
-        (replace(kind, confidence=kind.confidence * SHAPE) for kind in kinds), key=lambda kind: -kind.confidence
-    )
+        answers += [rule(pair) for rule in _RULES]
+        answers.append(_summand(pair, others or {}, sampled))
+    kinds = [kind for kind in answers if kind is not None]
+    if not kinds and 0 < pair.error < pair.gate:
+        sentence = f"no structure: off by {percent(pair.error)}, {pair.error / pair.eps:.2g} eps"
+        kinds.append(Kind("noise", sentence, 0.8, {"error": pair.error, "eps": pair.eps}))
+    shapes = [replace(kind, confidence=kind.confidence * SHAPE) for kind in kinds]
+    return sorted(shapes, key=lambda kind: -kind.confidence)
 
 
 def tensor_cause(
@@ -197,26 +188,22 @@ def _not_finite(target: Array, golden: Array) -> Kind | None:
     """NaN or infinity on one side only."""
     if target.dtype.kind != "f" or golden.dtype.kind != "f":
         return None
-    bad, also = ~np.isfinite(target), ~np.isfinite(golden)
-    only = bad & ~also
-    if only.any() and also.any() and not np.isnan(target[only]).any():
-        return None  # infinities in both runs, in other places: a mask
+    finite = np.isfinite(target), np.isfinite(golden)
+    side = "target" if (finite[1] & ~finite[0]).any() else "golden"
+    values, usable, usable_there = (target, *finite) if side == "target" else (golden, *finite[::-1])
+    only = usable_there & ~usable
     if not only.any():
-        only = also & ~bad
-        if only.any() and bad.any() and not np.isnan(golden[only]).any():
-            return None
-        if not only.any():
-            return None
-        side, values = "golden", golden[only]
-    else:
-        side, values = "target", target[only]
-    place = tuple(int(at) for at in np.argwhere(only)[0])
+        return None
+    nan = bool(np.isnan(values[only]).any())
+    if not usable_there.all() and not nan:
+        return None  # infinities in both runs, in other places: a mask
+    place = tuple(int(index) for index in np.argwhere(only)[0])
     count = int(only.sum())
-    word = "NaN" if np.isnan(values).any() else "infinite"
+    word = "NaN" if nan else "infinite"
     evidence = {"side": side, "count": count, "first": place}
-    if side == "target" and word == "infinite":
+    if side == "target" and not nan:
         least = float(np.abs(golden[only].astype(np.float64)).min())
-        rest = np.abs(golden[~bad & ~also].astype(np.float64))
+        rest = np.abs(golden[usable & usable_there].astype(np.float64))
         if not rest.size or least >= rest.max():
             sentence = f"overflow: {count} values are infinite, all of which are at least {shown(least)} in golden"
             return Kind("saturation", sentence, 0.99, evidence)

@@ -30,7 +30,7 @@ from twinprobe._judge.deviation import (
 from twinprobe._judge.flow import NONE, TOTAL_NORM, Differences, Flow, ignored_rows, trace
 from twinprobe._judge.noise import Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision
-from twinprobe._judge.origin import Calls, call_facts, communication, unread_rows
+from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, grown, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
@@ -149,7 +149,7 @@ class Thresholds:
 
     rounding: float | None = None
     """Given by hand, in place of the expected error: what is rounding, in machine epsilons of the coarser dtype."""
-    suspicious: float = 4.0
+    suspicious: float = SUSPICIOUS
     """An error this many times as large as rounding and the inputs' errors explain begins here."""
     estimated: float = 6.0
     """The same where only max, min, mean and norm were recorded, which see a part of a difference."""
@@ -177,6 +177,7 @@ class Thresholds:
 EPSILONS = 64.0
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+_OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT: "input"}  # a row that differs
 _OTHER_LAYOUT = ("qkv", "gate_up")
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
@@ -212,47 +213,6 @@ class Judged:
         earlier = (self.calls.of_row >= 0) & (self.calls.of_row <= self.calls.of_row[self.first_row]) & self.unread
         count = int(earlier.sum()) - int(earlier[self.first_row])
         return f"; {unread_rows(count, ' before it')}: the difference may begin earlier" if count else ""
-
-
-@dataclass
-class Isolated:
-    """What replaying calls from their own inputs has shown, by row; NaN where a row was not replayed: how far each side
-    is from its own float64 reference, in epsilons and in multiples of what the operation may lose."""
-
-    target_eps: Floats
-    target_times: Floats
-    golden_eps: Floats
-    golden_times: Floats
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, row: int, target: Any, golden: Any, *, clears: bool) -> None:
-        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None.
-
-        ``clears``: both sides made the same call, so that healthy results on both sides explain all that differs.
-        """
-        known = [error for error in (target, golden) if error is not None]
-        counts = clears or any(error.times > Thresholds().suspicious for error in known)
-        for error, eps, times in (
-            (target, self.target_eps, self.target_times),
-            (golden, self.golden_eps, self.golden_times),
-        ):
-            if error is not None:
-                eps[row] = error.eps
-                times[row] = error.times if counts else np.nan
-
-    @property
-    def times(self) -> Floats:
-        """How far off the worse side is by itself; where both are off alike, the runs do not part.
-
-        Nothing is known of a call with a healthy side where the other could not be replayed.
-        """
-        worse = np.fmax(self.target_times, self.golden_times)
-        with np.errstate(invalid="ignore"):
-            better = np.minimum(self.target_times, self.golden_times)
-            alike = np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
-            unsure = np.isnan(better) & (worse <= Thresholds().suspicious)
-        apart: Floats = np.where(unsure, np.nan, worse - alike)
-        return apart
 
 
 @dataclass
@@ -362,25 +322,7 @@ def _weigh(
         pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
         measured=evidence.noise,
     )  # fmt: skip
-    carried = np.zeros(len(flow.role), dtype=bool)  # what optimisers write to and no call of this step has made
-    if run.step != 0:
-        first = flow.first_inputs(flow.updates & flow.in_place)
-        carried[first[flow.source[first] == NONE]] = True
-    integer = rows.tensor & (epsilon == 0)
-    differs = measured.state == DIFFERS
-    # A mask holds yes and no, in whatever type.
-    refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
-    integer, differs = integer | refilled, differs | refilled
-    frozen = bools(pairs["t_name"].str.contains(_IN_TRAINING)) & rows.value & (rows.number("t", "max") == 0)
-    acts_later = bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value
-    facts = Differences(
-        value=rows.value & differs & ~bools(pairs["t_name"].str.contains(_KERNELS)), integer=integer,
-        whole=integer & differs, shape=shape, recut=shape & recut(pairs), matched=rows.matched, tensor=rows.tensor,
-        called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
-        number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        given=rows.mixed, refilled=refilled, carried=carried,
-        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
-    )  # fmt: skip
+    facts = _differences(flow, evidence, rows, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0)
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction
     one_way = aligned(pairs, error, coarsest) & ~estimated
@@ -397,10 +339,34 @@ def _weigh(
         beginnings = without_the_usual(flow, noise, facts, limit, isolated, limit >= plain, sketched, beginnings)
     claimed = any(beginning.reaches for beginning in beginnings)
     beginnings = untrained(pairs, flow, facts, beginnings if claimed else grown(flow, noise, facts, beginnings))
-    compared = rows.tensor & rows.matched & ~integer & ~np.isnan(error)
+    compared = rows.tensor & rows.matched & ~facts.integer & ~np.isnan(error)
     state = _states(flow, noise, measured.state, limit, compared, [claim for claim in beginnings if claim.reaches])
-    state[refilled] = DIFFERS
+    state[facts.refilled] = DIFFERS
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
+
+
+def _differences(flow: Flow, evidence: Evidence, rows: Rows, *, integer: Bools, first_step: bool) -> Differences:
+    """The plain facts of each row."""
+    names = evidence.pairs["t_name"]
+    shape = shapes_differ(evidence.pairs) & rows.tensor
+    # A mask holds yes and no, in whatever type.
+    refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
+    integer, differs = integer | refilled, (evidence.deviation.state == DIFFERS) | refilled
+    carried = np.zeros(len(flow.role), dtype=bool)
+    if not first_step:
+        first = flow.first_inputs(flow.updates & flow.in_place)
+        carried[first[flow.source[first] == NONE]] = True  # what no call of this step has made
+    number = rows.number("t", "max")
+    frozen = bools(names.str.contains(_IN_TRAINING)) & rows.value & (number == 0)
+    acts_later = bools(names.str.contains(_ACTS_LATER)) & rows.value
+    return Differences(
+        value=rows.value & differs & ~bools(names.str.contains(_KERNELS)), integer=integer, whole=integer & differs,
+        shape=shape, recut=shape & recut(evidence.pairs), matched=rows.matched, tensor=rows.tensor,
+        called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
+        number=np.where(rows.value, np.nan_to_num(number.astype(np.float64)), 0.0),
+        given=rows.mixed, refilled=refilled, carried=carried,
+        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
+    )  # fmt: skip
 
 
 def _states(
@@ -495,7 +461,8 @@ def _mark_beginnings(
         here |= own
         rule = CAUSES[beginning.cause].rule if beginning.reaches else "without_effect"
         if rule == "injected":
-            rule = {GRADIENT: "gradient", POINT: "point"}.get(int(calls.role[beginning.row]), rule)
+            role = int(calls.role[beginning.row])
+            rule = _OF_ROLE[role] if role in (GRADIENT, POINT) else rule
         if rule == "injected" and isolated is not None and not np.isnan(isolated.times[beginning.row]):
             target = isolated.target_times[beginning.row] >= np.nan_to_num(isolated.golden_times[beginning.row])
             rule = "isolated" if target else "isolated_golden"
@@ -506,10 +473,8 @@ def _mark_beginnings(
         findings.mark(rule, own)
     rest = differs & ~here
     collective = calls.spread(calls.collective) & ~calls.spread(calls.inputs_differ)
-    findings.mark("parameter", rest & (calls.role == PARAMETER))
-    findings.mark("gradient", rest & (calls.role == GRADIENT))
-    findings.mark("point", rest & (calls.role == POINT))
-    findings.mark("input", rest & (calls.role == INPUT))
+    for role, rule in _OF_ROLE.items():
+        findings.mark(rule, rest & (calls.role == role))
     findings.mark("received", rest & (calls.role == OUTPUT) & collective)
     findings.mark("inherited", rest & (calls.role == OUTPUT) & ~collective)
 
@@ -524,11 +489,10 @@ def _mark_differences(findings: Findings, deviation: Deviation, calls: Calls, mo
         )
     )  # fmt: skip
     outputs = differs & (calls.role == OUTPUT)
-    findings.mark("outside", differs & (calls.role == INPUT) & outside)
-    findings.mark("input", differs & (calls.role == INPUT) & ~outside)
-    findings.mark("parameter", differs & (calls.role == PARAMETER))
-    findings.mark("gradient", differs & (calls.role == GRADIENT))
-    findings.mark("point", differs & (calls.role == POINT))
+    enters = differs & (calls.role == INPUT) & outside
+    findings.mark("outside", enters)
+    for role, rule in _OF_ROLE.items():
+        findings.mark(rule, differs & (calls.role == role) & ~enters)
     findings.mark("inherited", outputs & inputs & ~outside)
     findings.mark("injected_by_input", outputs & inputs & outside)
     findings.mark("injected_by_parameter", outputs & ~inputs & parameters)

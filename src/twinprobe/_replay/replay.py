@@ -18,7 +18,7 @@ from twinprobe._judge.deviation import bools
 from twinprobe._judge.flow import Flow, trace
 from twinprobe._judge.noise import ROUNDING, expected_errors
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.verdicts import Isolated, Thresholds
+from twinprobe._judge.origin import SUSPICIOUS, Isolated
 from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound, with_slots
 from twinprobe._replay.recorded import ROOM, Call, CannotReplay, Slot, backward_of, mapped, read_calls, slots_in
 from twinprobe._runs.dtypes import EPSILON
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from twinprobe._judge.verdicts import Evidence, Judged
 
 Expected = Mapping[str, float]  # by the name of a value: the relative error that it may have from equal inputs
-SUSPICIOUS = Thresholds().suspicious
 SECONDS = 60.0  # that compare spends on replaying, unless the user gives another number
 _MOST_REASONS = 3
 _APPROXIMATE = (Family.SMOOTH, Family.EXPONENT, Family.RELATIVE, Family.NORM, Family.ATTENTION, Family.LOSS)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from twinprobe._judge.origin import SUSPICIOUS
 from twinprobe._judge.tensor_kinds import tensor_kinds
 from twinprobe._replay.functions import Bound, paths_of, run_bound, with_slots
 from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, slots_in
-from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, SideReplay, distance, replay_pair
+from twinprobe._replay.replay import Error, Replay, SideReplay, distance, replay_pair
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._runs.dtypes import EPSILON

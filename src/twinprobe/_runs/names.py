@@ -13,9 +13,10 @@ GRADIENTS = "parameters_grad"
 DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
 CONTAINERS = frozenset({"Module", "Cell"})
 # The same grammar for columns of names, in the regular expressions of polars: what follows the name of a function or
-# class in a forward call, and the name of the function or class in a row's.
+# class in a forward call; the name of the function or class in a row's; the module that a row's parameter belongs to.
 FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"
 FUNCTION_OF_ROW = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
+MODULE_OF_ROW = rf"^(.*?)\.(?:{FORWARD}|{GRADIENTS})\."
 # Nobody gives longer names to a call.
 LONGEST_NAME = 1 << 16
 # No recorder counts further, and Python converts no endless row of digits.
