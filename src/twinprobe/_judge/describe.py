@@ -506,7 +506,11 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         count = len(np.unique(pairs["t_op"].gather(flipped).to_numpy()))
         calls = "1 call picks" if count == 1 else f"{count:,} calls pick"
         found.append(f"{calls} other elements within rounding, first {named}; what follows from it is expected")
-    lost = [beginning for beginning in judged.beginnings if not beginning.reaches]
+    flipped = len(target.ops)
+    if judged.noise is not None and not (judged.calls.role == GRADIENT).any():
+        # Tokens: what follows from one that has flipped has an effect, and is expected.
+        flipped = int(judged.calls.of_row[judged.noise.flips].min(initial=flipped))
+    lost = [beginning for beginning in judged.beginnings if not beginning.reaches and beginning.call <= flipped]
     for beginning in lost[:_MOST_NOTES]:
         op = target.ops[beginning.call] if beginning.call != NONE else ""
         named = pairs["t_name"][beginning.row] or pairs["g_name"][beginning.row]

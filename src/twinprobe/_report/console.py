@@ -164,7 +164,7 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
         yield _text(words, "yellow")
     elif any(not result.agrees for result in summary.results):
         names = [[result.name for result in summary.results if result.agrees == agrees] for agrees in (False, True)]
-        others = ", and no single call stands out: small errors grow on the way; --noise shows how far"
+        others = ", and no single call stands out: small errors grow, or a choice flips; --noise shows how far"
         few = all(2 * result.differing < result.values for result in summary.results if not result.agrees)
         if names[1]:
             others = f", without effect on {', '.join(names[1])}"
