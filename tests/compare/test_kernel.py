@@ -39,7 +39,7 @@ def test_the_real_pair_parts_at_the_first_product_because_its_weight_differs() -
     first = compare_kernel_pair(pairs[0])[1].first
     assert first is not None
     assert first.op == "MatMul.Default_inner-Inner_fc-Dense_MatMul-op0"
-    assert "input.1: the output differs because an input from outside differs" in first.sentence
+    assert "input.1: it comes from outside and differs" in first.sentence
 
 
 def test_the_reference_dumps_give_the_same_result_as_their_copies(reference: Path) -> None:
