@@ -415,7 +415,7 @@ def _analyze(job: Job) -> tuple[RankOutcome, list[Path]]:
 def _find_first(output: Path, found: list[tuple[Job, RankOutcome]], outcome: Outcome, *, agree: bool) -> None:
     """Add where the difference began on the ranks that write to one folder, which are those of one step."""
     facts = [result.facts for _, result in found if result.facts is not None]
-    reports_of = {job.place.rank: result.reports for job, result in found}
+    result_of = {job.place.rank: result for job, result in found}
     exchanges = None
     dataset = found[0][0].dataset if found else None
     if dataset is not None:
@@ -426,8 +426,8 @@ def _find_first(output: Path, found: list[tuple[Job, RankOutcome]], outcome: Out
         return
     reports: dict[str, list[dict[str, Any]]] = {}
     for culprit in culprits:
-        reports.setdefault(f"rank_{culprit.rank}", []).append(reports_of[culprit.rank][culprit.order])
-        outcome.findings.append(words(culprit, facts))
+        reports.setdefault(f"rank_{culprit.rank}", []).append(result_of[culprit.rank].reports[culprit.order])
+        outcome.findings.append(words(culprit, facts, result_of[culprit.rank].summary.first))
     prepare_folder(output)
     path = output / f"diff_analyze_{found[0][0].request.timestamp}.json"
     write_culprits(path, reports)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +12,7 @@ import numpy as np
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe._compare.slices import Cut, measure_slice
 from twinprobe._judge.deviation import DIFFERS
-from twinprobe._judge.origin import Summary, unread_rows
+from twinprobe._judge.origin import Divergence, Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
 from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._report.dataset import MEETINGS, Place
@@ -184,16 +184,20 @@ def dataset_exchanges(dataset: Path, places: Sequence[Place]) -> Exchanges:
     return Exchanges(table["rank"].to_numpy(), table["order"].to_numpy(), table["key"].to_numpy())
 
 
-def words(culprit: Culprit, facts: Sequence[RankFacts]) -> str:
-    """Where a difference began, in a sentence."""
+def words(culprit: Culprit, facts: Sequence[RankFacts], first: Divergence | None) -> str:
+    """Where a difference began, in a sentence; ``first`` is what the rank's own comparison says."""
     others = sorted(fact.rank for fact in facts if fact.differs and fact.rank != culprit.rank)
     where = f"rank {culprit.rank}: " if len(facts) > 1 else ""
     if culprit.exchanged:
         return f"{where}{culprit.op} is the first to differ, though every rank gave equal data to it"
+    known = first if first is not None and first.op == culprit.op else None
     text = f"{where}the difference begins at {culprit.op}"
+    text += f" in {known.module}" if known is not None and known.module and known.module not in culprit.op else ""
     if others and len(facts) > 1:
         named = ", ".join(map(str, others[:8])) + (" ..." if len(others) > 8 else "")
         text += f"; ranks {named} differ as well" if len(others) > 1 else f"; rank {named} differs as well"
+    if known is not None:
+        text += f"; {known.sentence}" + (f"; at {known.stack_line}" if known.stack_line else "")
     return text
 
 
@@ -252,23 +256,30 @@ def no_difference(*, agree: bool) -> str:
 def _first_step(dataset: Path, jobs: Sequence[Job], results: dict[int, RankOutcome], *, agree: bool) -> list[str]:
     """Where the difference began in the first step that has one."""
     by_step: dict[tuple[str, int], dict[Place, RankFacts]] = {}
+    firsts: dict[Place, Divergence | None] = {}
     for at in sorted(results):
         known, place = results[at].facts, jobs[at].place
         if known is not None:
             by_step.setdefault((place.mode, place.step), {})[place] = known
+            firsts[place] = results[at].summary.first
     for (mode, step), facts_of in sorted(by_step.items()):
         facts = list(facts_of.values())
         if not any(fact.first_injected or fact.first_received for fact in facts):
             continue
         culprits = find_culprits(facts, dataset_exchanges(dataset, list(facts_of)))
         where = ", ".join(part for part in (mode, f"step {step}" if len(by_step) > 1 else "") if part)
-        found = [(f"{where}, " if where else "") + text for text in _grouped(culprits, facts)]
+        found = [
+            (f"{where}, " if where else "") + text
+            for text in _grouped(culprits, facts, {place.rank: firsts[place] for place in facts_of})
+        ]
         more = len(found) - _MOST_FINDINGS
         return [*found[:_MOST_FINDINGS], f"{more} more calls differ by themselves"] if more > 0 else found
     return [no_difference(agree=agree)]
 
 
-def _grouped(culprits: Sequence[Culprit], facts: Sequence[RankFacts]) -> list[str]:
+def _grouped(
+    culprits: Sequence[Culprit], facts: Sequence[RankFacts], firsts: Mapping[int, Divergence | None]
+) -> list[str]:
     """The beginnings in words, the same call of several ranks as one; most ranks first."""
     by_call: dict[tuple[str, bool], list[Culprit]] = {}
     for culprit in culprits:
@@ -276,7 +287,7 @@ def _grouped(culprits: Sequence[Culprit], facts: Sequence[RankFacts]) -> list[st
     told = []
     for (op, exchanged), same in sorted(by_call.items(), key=lambda entry: -len(entry[1])):
         if len(same) == 1:
-            told.append(words(same[0], facts))
+            told.append(words(same[0], facts, firsts[same[0].rank]))
             continue
         ranks = ", ".join(str(one.rank) for one in same[:8]) + (" ..." if len(same) > 8 else "")
         what = "is the first to differ, though every rank gave equal data to it" if exchanged else "differs by itself"

@@ -44,10 +44,12 @@ _WHOLE = re.compile("(?i)int|bool")
 _NOTHING = 1e-3  # of the usual norm
 _BY_ARGUMENT = "the output differs because an argument differs"
 _MOST_REPLACED = 6  # calls in a group that the other run does not make; more are another implementation
-# Frames of a stack that are nobody's model: the frameworks themselves and what starts them.
-_FRAMEWORK_FILES = (
-    "/torch/", "/mindspore/", "/paddle/", "importlib", "/twinprobe/", "/runpy.py", "<frozen", "/accelerate/",
-)  # fmt: skip
+# Frames of a stack that are nobody's model: the frameworks themselves and what starts them. A user's own folder may be
+# called torch.
+_FRAMEWORK_FILES = re.compile(
+    r"-packages/(torch|mindspore|paddle|accelerate|msprobe)/|/torch/(nn|optim|utils|autograd|distributed|_\w+)[/.]"
+    r"|importlib|/twinprobe/_|/runpy\.py|<frozen|<string>|<__array"
+)
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
 _MOST_NOTES = 3
 _NEARBY = 400  # rows before and after: a layer of a transformer with its functions
@@ -222,10 +224,15 @@ def _shown(row: dict[str, Any], side: str) -> str:
     return str(text if text is not None else row[f"{side}_meaning"] or (f"{number:.6g}" if number is not None else "-"))
 
 
+def user_frame(frames: Sequence[str]) -> str:
+    """The innermost frame of the user's or the model's code, not of the framework; empty where there is none."""
+    own = (frame for frame in frames if not _FRAMEWORK_FILES.search(frame.partition(", line ")[0]))
+    return next(own, "")
+
+
 def user_line(frames: Sequence[str]) -> str:
-    """The innermost frame of the user's or the model's code, not of the framework; else the innermost one."""
-    own = (f for f in frames if not any(part in f.partition(", line ")[0] for part in _FRAMEWORK_FILES))
-    return " ".join(next(own, frames[0] if frames else "").split())
+    """The line of the user's or the model's code in one line of text; else the innermost one."""
+    return " ".join((user_frame(frames) or (frames[0] if frames else "")).split())
 
 
 def size_of(error: float) -> str:

@@ -13,6 +13,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
+from twinprobe._judge.describe import user_frame
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._measure.elements import ANY_ORDER
@@ -329,14 +330,8 @@ def _explain(findings: list[Finding]) -> str:
     return next((text for place, text in _EXPLANATIONS.items() if place in places), f"{named}: {why}")
 
 
-_FRAMEWORK_FILES = ("-packages/torch/", "-packages/paddle/", "-packages/mindspore/", "<frozen", "<__array")
-
-
 def _line(run: Values, name: str) -> str:
     """The user's line of code that made a call."""
     frames = run.stacks[name] or run.stacks[parse_op(name).turned(FORWARD)]
-    for text in frames:
-        if not any(part in text.partition(", line")[0] for part in _FRAMEWORK_FILES):
-            place, _, source = text.partition(", \n")
-            return f"{place.removeprefix('File ')}: {source.strip()}".replace(", line ", ":", 1)
-    return ""
+    place, _, source = user_frame(frames).partition(", \n")
+    return f"{place.removeprefix('File ')}: {source.strip()}".replace(", line ", ":", 1) if place else ""

@@ -44,6 +44,7 @@ def test_the_first_difference_over_all_ranks_is_the_planted_one(dumps: dict[str,
     (finding,) = json.loads(done.stdout)["findings"]
     assert finding.startswith(f"rank 1: the difference begins at {FAULT}")
     assert "rank 0 differs as well" in finding
+    assert "rank_programs.py" in finding
     (report,) = tmp_path.glob("diff_analyze_*.json")
     (culprit,) = json.loads(report.read_text(encoding="utf-8"))["rank_1"]
     assert culprit["op_name"] == FAULT
