@@ -383,6 +383,9 @@ def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | 
             facts |= {
                 "sketch": found["sums"], "zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"]),
             }  # fmt: skip
+            if not facts["not_finite"] and found["count"]:  # of 16-bit tensors, dump.json has three digits
+                facts |= {"l1": float(found["l1"]), "norm": float(found["norm"]),
+                          "mean": float(found["total"] / found["count"])}  # fmt: skip
     elif kind == VALUE:
         facts = {"value": _shown(row, side)}
     return Side(dtype=str(row[f"{side}_dtype"] or ""), shape=dims(row[f"{side}_shape"]) or (), **facts)
@@ -391,10 +394,17 @@ def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | 
 def _parameters(run: Run) -> list[tuple[str, Side]]:
     import polars as pl
 
-    table = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+    table = run.table.with_row_index("at").filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
     known = all_dims(table["shape"].unique().to_list())
+    rows = table["at"].to_numpy().astype(np.int64)
+    sketches = (
+        [row["sums"] if row["flags"] else None for row in run.sketches.of(rows)] if run.sketches else [None] * len(rows)
+    )
     wanted = table.select("name", "dtype", "shape", *STATS).iter_rows()
-    return [(name, Side(str(dtype or ""), known[shape] or (), *stats)) for name, dtype, shape, *stats in wanted]
+    return [
+        (name, Side(str(dtype or ""), known[shape] or (), *stats, sketch=sketch))
+        for (name, dtype, shape, *stats), sketch in zip(wanted, sketches, strict=True)
+    ]
 
 
 def _nearby(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:

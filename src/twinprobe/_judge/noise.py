@@ -49,7 +49,9 @@ _BATCH = 4  # terms of a sum: more are those of a batch
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
 _ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
-_DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
+# How far noise moves parameters: so many epsilons a step, no further than this in 32 bits. Optimisers that divide by
+# the size of a gradient (Adam, RMSprop) move an element by a whole step where 16 bits flip its sign.
+_DRIFT, _DRIFT_END, _DRIFT_END_COARSE = 256.0, 2.0**-6, 2.0**-4
 # Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most: by
 # so many epsilons a step, no further than this share of a usual parameter.
 _DRIFTED, _DRIFTED_END = 1024.0, 1e-2
@@ -237,9 +239,9 @@ def _drift(flow: Flow, values: Values, step: int, epsilon: float) -> tuple[float
     if step == 0 or not moved.any():
         return 0.0, 0.0
     typical = float(np.median(values.error[moved]))
-    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END):
+    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END_COARSE if epsilon > _COARSE else _DRIFT_END):
         return 0.0, 0.0
-    return typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END)
+    return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END))
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
