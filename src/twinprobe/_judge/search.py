@@ -467,7 +467,7 @@ def _predictions(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
     # A token that flips within rounding leads to others.
     called[flow.of_row[noise.flips & (flow.of_row >= 0)].min(initial=len(called)) :] = False
-    predictions: Bools = flow.spread(called) & (flow.role == OUTPUT) & noise.matters
+    predictions: Bools = flow.spread(called) & (flow.role == OUTPUT) & (noise.matters | (facts.shape & facts.matched))
     return predictions
 
 
