@@ -63,7 +63,8 @@ def test_an_optimiser_that_is_written_by_hand(tmp_path: Path) -> None:
     assert "alpha: -0.02 against -0.01" in said(found)
 
 
-def test_a_setting_of_the_optimiser_is_named_where_only_modules_were_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_setting_of_the_optimiser_is_named_whatever_its_calls_make_of_it(tmp_path: Path, level: str) -> None:
     def train(model: nn.Module, wrong: bool) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3 if wrong else 1e-8)
         for _ in range(2):
@@ -71,11 +72,66 @@ def test_a_setting_of_the_optimiser_is_named_where_only_modules_were_recorded(tm
             model(torch.randn(8, WIDTH)).square().mean().backward()
             optimizer.step()
 
-    found = compared(tmp_path, train, mlp, level="L0")
-    assert "Optimizer." in said(found)
+    found = compared(tmp_path, train, mlp, level=level)
+    assert ("Optimizer." if level == "L0" else "a setting of the optimizer differs: ") in said(found)
     assert "eps: 0.001 against 1e-08" in said(found)
     assert "updated parameters differ" in found.summary
     assert "also begins" not in found.summary
+
+
+def test_an_optimiser_that_computes_otherwise_has_no_other_setting(tmp_path: Path) -> None:
+    class Steeper(torch.optim.SGD):
+        slope = 1.0
+
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(parameter.grad, alpha=-self.slope * group["lr"])
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = Steeper(model.parameters(), lr=0.01)
+        optimizer.slope = 2.0 if wrong else 1.0
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+
+    found = compared(tmp_path, train, mlp)
+    assert "alpha: -0.02 against -0.01" in said(found)
+    assert "setting" not in said(found)
+
+
+@pytest.mark.parametrize("taken_off", [True, False])
+def test_a_scale_of_the_loss_that_is_taken_off_is_no_fault_where_only_modules_were_recorded(
+    tmp_path: Path, taken_off: bool
+) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scale = 4.0 if wrong else 1.0
+        (scale * model(torch.randn(8, WIDTH)).square().mean()).backward()
+        for parameter in model.parameters() if taken_off else ():
+            parameter.grad.div_(scale)
+        optimizer.step()
+
+    found = compared(tmp_path, train, mlp, level="L0")
+    assert (found.first is None) == taken_off
+    assert ("a scale of the loss" in found.summary) == taken_off
+    assert taken_off or "4 x golden" in said(found)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_what_an_optimiser_reads_is_compared_where_a_batch_comes_in_parts(tmp_path: Path, divided: bool) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batch = torch.randn(16, WIDTH)
+        for part in batch.chunk(4) if wrong else [batch]:
+            loss = model(part).square().mean()
+            (loss / 4 if wrong and divided else loss).backward()
+        optimizer.step()
+
+    found = compared(tmp_path, train, mlp)
+    assert (found.first is None) == divided, found.first
+    assert divided or "differs: norm" in said(found)
+    assert ("updated parameters agree" in found.summary) == divided
 
 
 def test_a_parameter_that_only_one_run_trains(tmp_path: Path) -> None:

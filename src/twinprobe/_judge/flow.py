@@ -30,6 +30,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
 PARAMETER_GRADIENTS = "parameter gradients"  # one of the results that a summary begins with
+UPDATED_PARAMETERS = "updated parameters"
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
 OPTIMIZER = "Optimizer"  # the prefix of what optimizer.json holds
 TOTAL_NORM = f"{OPTIMIZER}.total_norm."  # the norm of all gradients, where a program clips them
@@ -241,7 +242,7 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
         "loss": np.flatnonzero(derived if derived.any() else scalar)[-1:],
         "outputs": np.flatnonzero(outermost),
         PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
-        "updated parameters": np.flatnonzero(updated),
+        UPDATED_PARAMETERS: np.flatnonzero(updated),
     }
 
 

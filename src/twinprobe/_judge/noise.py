@@ -61,6 +61,7 @@ _SEEN = 3.0
 _PATHS = "ctc_loss"
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32.
 _FAR, _FAR_LEAST = 8.0, 1e-3  # times as many, and this share: no noise
+_THERE_AND_BACK = 2.0  # times as many in gradients, which go the same way twice
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
 
 
@@ -160,10 +161,11 @@ def expected_errors(
         times = np.where(unknown, np.nan, times)
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
         abnormal = values.distance > _SEEN * local * few
-        matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
-        matters = _settled(flow, values, operands, matters, abnormal)
         far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
+        added = np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
+        gathered = depth * np.where(gradient & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0)
+        matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
 
 
@@ -176,6 +178,17 @@ def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: 
     explained: Floats = allowed.copy()
     explained[read] = np.fmax(allowed[read], np.fmin(most[value], gathered[read]))
     return explained
+
+
+def _unread_by_the_loss(flow: Flow, values: Values, grain: Floats, far: Bools) -> bool:
+    """Whether the model's outputs are far off where nobody reads them, in padding say: the gradient that comes back first
+    agrees within one rounding. All that parameters' gradients are off by is then the noise of the way there and back."""
+    backward = flow.spread(flow.each_call(lambda op: op.direction == BACKWARD))
+    first = np.flatnonzero(backward & (flow.elements[0] > 1) & (values.epsilon > 0))[:1]
+    if not len(first) or not np.all(values.error[first] <= grain[first]):
+        return False
+    outermost = flow.each_call(lambda op: op.is_module and op.direction == FORWARD) & (flow.parent == NONE)
+    return bool((far & flow.spread(outermost) & (flow.role == OUTPUT)).any())
 
 
 def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
