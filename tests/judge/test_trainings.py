@@ -294,6 +294,35 @@ def test_signs_that_flip_within_rounding_are_no_step(tmp_path: Path) -> None:
     assert compared(tmp_path, train, Binary).first is None
 
 
+@pytest.mark.parametrize("wrong_scale", [1.0, 1.6])
+def test_signs_inside_a_module_flip_too_where_only_modules_were_recorded(tmp_path: Path, wrong_scale: float) -> None:
+    class Signed(nn.Module):
+        """Multiplies signs; gradients go straight through."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(torch.randn(64, 64) * 0.1), 0.1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.scale * (self.weight + (torch.sign(self.weight) - self.weight).detach())
+            return functional.linear(x + (torch.sign(x) - x).detach(), weight)
+
+    def model() -> nn.Module:
+        made: list[nn.Module] = [nn.Linear(WIDTH, 64)]
+        for _ in range(2):
+            made += [nn.BatchNorm1d(64), Signed()]
+        return nn.Sequential(*made, nn.BatchNorm1d(64), nn.Linear(64, 5))
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        model[2].scale *= wrong_scale if wrong else 1.0
+        with torch.autocast("cpu", torch.bfloat16, enabled=wrong):
+            labels = torch.arange(24) % 5
+            functional.cross_entropy(model(torch.randn(24, WIDTH)).float(), labels).backward()
+
+    found = compared(tmp_path, train, model, level="L0").first
+    assert found is None if wrong_scale == 1.0 else found is not None and found.module == "2"
+
+
 class Tagger(nn.Module):
     """Reads a sentence; the loss reads its last word alone, through few digits."""
 
@@ -395,3 +424,40 @@ def test_a_value_that_one_run_has_detached_explains_its_gradients(tmp_path: Path
     found = compared(tmp_path, train, mlp)
     assert "linear" in said(found)
     assert "gradients flow back in one run only: requires_grad of input: False against True" in said(found)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_gradient_that_was_not_cleared_is_named(tmp_path: Path, scaled: bool) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            if scaled or not wrong:
+                optimizer.zero_grad()
+            model(torch.randn(8, WIDTH)).square().mean().backward()
+            for parameter in model.parameters() if scaled and wrong else ():
+                parameter.grad = torch.from_numpy(3 * parameter.grad.numpy())
+            optimizer.step()
+
+    found = compared(tmp_path, train, mlp)
+    assert found.first is not None
+    assert ("still holds the gradient of an earlier pass, Module.0.Linear.parameters_grad.0" in said(found)) != scaled
+    assert ("zero_grad" in said(found)) != scaled
+
+
+def test_scores_that_are_masked_out_make_no_flip_within_rounding(tmp_path: Path) -> None:
+    """A generation, in which no scalar is a loss and a choice of tokens is what the next step reads."""
+
+    def generate(model: nn.Module, wrong: bool) -> None:
+        with torch.no_grad():
+            ids = torch.randint(50, (4,)) * int(torch.ones(()) * 1.0)
+            for _ in range(3):
+                scores = functional.log_softmax(model(ids), -1)
+                if wrong:
+                    scores = scores.masked_fill(scores > scores.mean(), -torch.inf)
+                ids = torch.topk(scores, 1).indices.tolist()
+                ids = torch.tensor(ids).flatten()
+
+    found = compared(tmp_path, generate, lambda: nn.Sequential(nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50)))
+    assert "masked_fill.0" in said(found)
+    assert "within rounding" not in found.summary
+    assert "loss" not in found.summary

@@ -201,7 +201,9 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
         return _by_setting(summary, first, compared.summary.first)
     if first is not None and _scale_taken_off(first, compared.summary):
         results = [result for result in summary.results if result.name != PARAMETER_GRADIENTS]
-        note = f"{first.row} is scaled on the way back, and the optimizer reads gradients that agree: a scale of the loss"
+        note = (
+            f"{first.row} is scaled on the way back, and the optimizer reads gradients that agree: a scale of the loss"
+        )
         summary = replace(summary, first=None, others=[], results=results, notes=[*summary.notes, note])
     updates, first = compared.summary, summary.first
     earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))

@@ -238,6 +238,9 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     # A loss has a way back; norms and coefficients of an optimiser have none.
     scalar = outputs & (flow.elements[0] == 1)
     derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
+    # Without one, it comes after all that the model gives: other scalars are parts of masks and positions.
+    last = int(call[outermost].max(initial=NONE))
+    scalar &= call > (flow.start[last] if last != NONE else NONE)
     return {
         "loss": np.flatnonzero(derived if derived.any() else scalar)[-1:],
         "outputs": np.flatnonzero(outermost),

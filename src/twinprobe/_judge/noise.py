@@ -166,7 +166,7 @@ def expected_errors(
         added = np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         gathered = depth * np.where(gradient & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0)
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
-    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
+    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, far))
 
 
 def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: Floats) -> Floats:
@@ -181,8 +181,11 @@ def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: 
 
 
 def _unread_by_the_loss(flow: Flow, values: Values, grain: Floats, far: Bools) -> bool:
-    """Whether the model's outputs are far off where nobody reads them, in padding say: the gradient that comes back first
-    agrees within one rounding. All that parameters' gradients are off by is then the noise of the way there and back."""
+    """Whether the model's outputs are far off where nobody reads them, in padding say.
+
+    Then the gradient that comes back first agrees within a rounding, and all that parameters' gradients are off by is
+    the noise of the way there and back.
+    """
     backward = flow.spread(flow.each_call(lambda op: op.direction == BACKWARD))
     first = np.flatnonzero(backward & (flow.elements[0] > 1) & (values.epsilon > 0))[:1]
     if not len(first) or not np.all(values.error[first] <= grain[first]):
@@ -313,11 +316,15 @@ def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
     return np.where(few, largest, noise)
 
 
-def _flips(flow: Flow, values: Values) -> Bools:
-    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip."""
+def _flips(flow: Flow, values: Values, far: Bools) -> Bools:
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip.
+
+    Not where these are further apart than noise comes: scores that were masked out, say, are no longer there to choose.
+    """
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
+    unsure[flow.of_row[inputs & far]] = False
     whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
     flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips

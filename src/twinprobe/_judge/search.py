@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import pi
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Differences, Flow, 
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -393,15 +394,26 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
         row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
         came = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row == flow.of_row[row]) & ~noise.masked
         before = float(np.max(np.nan_to_num(noise.error), where=came & (flow.role[row] == OUTPUT), initial=0.0))
-        said = any(beginning.call == flow.of_row[row] for beginning in beginnings)
-        if noise.error[row] > _JUMP * before and not said:  # less is no step: noise that grows from call to call
+        said = any(one.call == flow.of_row[row] or row in one.arguments for one in beginnings)
+        if noise.error[row] > _passed_on(flow.ops[int(flow.of_row[row])], before) and not said:
             grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
     found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
     for beginning in found:
-        if noise.far[beginning.row] or beginning in grew:
+        # What one run alone makes is seen where it is read.
+        if noise.far[[beginning.row, *beginning.arguments]].any() or beginning in grew:
             beginning.reaches = True
             break
     return found
+
+
+def _passed_on(op: OpName, error: float) -> float:
+    """How far off noise in its inputs may leave what a call gives: less is no step, noise grows from call to call.
+
+    A module of a class that nobody knows may take signs or round: of normal numbers with a relative error r, r / pi
+    change their sign, and so the result is off by the root of four times as much.
+    """
+    opaque = op.is_module and operation_of(op).family == Family.OTHER
+    return max(_JUMP * error, 2 * (error / pi) ** 0.5 if opaque else 0.0)
 
 
 def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
