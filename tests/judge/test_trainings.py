@@ -461,3 +461,98 @@ def test_scores_that_are_masked_out_make_no_flip_within_rounding(tmp_path: Path)
     assert "masked_fill.0" in said(found)
     assert "within rounding" not in found.summary
     assert "loss" not in found.summary
+
+
+class Reader(nn.Module):
+    """Hides tokens under a mask, in code of its own that nobody records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.keeps = nn.Linear(WIDTH, WIDTH), False
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        if mask is not None and not self.keeps:
+            x = torch.from_numpy(x.numpy() * mask.numpy())
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_an_argument_that_a_module_lacks_is_the_cause_of_what_its_own_code_does(tmp_path: Path, given: bool) -> None:
+    def read(model: nn.Module, wrong: bool) -> None:
+        model[0].keeps = wrong and given
+        mask = (torch.arange(8) < 5).float()[:, None]
+        with torch.no_grad():
+            model[1](model[0](torch.randn(8, WIDTH), mask=None if wrong and not given else mask)).square().mean()
+
+    found = said(compared(tmp_path, read, lambda: nn.ModuleList([Reader(), nn.Linear(WIDTH, WIDTH)])))
+    assert found.startswith("Module.0.Reader.forward.0: ")
+    assert ("mask: None against a tensor [8, 1]" in found) != given
+
+
+def test_a_module_that_was_renamed_and_gives_the_same_is_no_cause(tmp_path: Path) -> None:
+    class Scaled(nn.Embedding):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) * 4.0
+
+    class Angles(nn.Module):
+        """Takes of its input no more than the type."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.arange(WIDTH).to(x.dtype).cos()
+
+    class Model(nn.Module):
+        def __init__(self, table: type[nn.Embedding]) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.angles, self.head = table(50, WIDTH), Angles(), nn.Linear(WIDTH, 5)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.table(ids)
+            angles = self.angles(x)
+            y = self.head((x if isinstance(self.table, Scaled) else x * 4.0) * angles)
+            return torch.tanh(y) if isinstance(self.table, Scaled) else y
+
+    dumps = []
+    for table in (Scaled, nn.Embedding):
+        with twinprobe.record(model := Model(table), tmp_path / table.__name__, level="mix"):
+            functional.cross_entropy(model(torch.arange(12)), torch.arange(12) % 5).backward()
+        dumps.append(next((tmp_path / table.__name__).rglob("dump.json")))
+    assert said(twinprobe.compare(*dumps)).startswith("Torch.tanh.0.forward: output.0: only the target run makes")
+
+
+@pytest.mark.parametrize("white", [False, True])
+def test_a_reader_of_one_run_explains_another_gradient(tmp_path: Path, white: bool) -> None:
+    """Weights of which the sum is 1: adding what is missing to 1 changes no value, and the gradient."""
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        shares = model(torch.randn(8, WIDTH))
+        weights = shares + ((1 - shares.sum(-1, keepdim=True)) / WIDTH).detach()
+        colour = (weights * torch.linspace(0, 1, WIDTH)).sum(-1)
+        if white or not wrong:
+            colour = colour + (1 - weights.sum(-1))
+        colour.square().mean().backward()
+
+    found = compared(tmp_path, train, mlp)
+    if white:
+        assert found.first is None
+    else:
+        assert "only golden calls" in said(found)
+        assert said(found).startswith("Tensor.sum.")
+
+
+def test_a_parameter_that_is_zero_in_golden_is_no_noise(tmp_path: Path) -> None:
+    """It acts on nothing but its own update."""
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        with torch.no_grad():
+            model[1].weight.fill_(0.0)
+            if wrong:
+                model[1].weight.copy_(torch.linspace(-1, 1, WIDTH * WIDTH).view(WIDTH, WIDTH))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        x = model[0](torch.randn(8, WIDTH))
+        (x + 0.0 * model[1](x)).square().mean().backward()
+        optimizer.step()
+
+    found = compared(tmp_path, train, lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]))
+    assert found.first is not None
+    assert "parameter" in found.first.sentence

@@ -274,7 +274,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         parameters=_parameters(golden),
         from_outside=_from_outside(judged.flow, beginning),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
-        unpaired=_unpaired(pairs, judged.flow, beginning, golden),
+        unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
         kept=_kept_gradient(target, golden, pairs, judged.flow, beginning),
     )
     found = statistic_kinds(suspect)
@@ -338,8 +338,8 @@ def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) ->
     return Kind("mask", text, 0.95, {"target": counts[0], "golden": counts[1]})
 
 
-def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, golden: Run) -> list[str]:
-    """Calls that only the golden run makes, near the beginning: what was replaced."""
+def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, golden: Run) -> list[str]:
+    """Calls near the beginning that only the other run makes: what was replaced, or has replaced a missing one."""
     if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
         return []
     if flow is not None and beginning.cause == EXTRA and beginning.arguments:
@@ -347,8 +347,9 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, golden: Run) 
         if made != NONE and pairs["t_op"][made] is None:  # what golden's reader of the same input takes
             return [golden.ops[pairs["g_op"][made]]]
     near = pairs.slice(max(0, beginning.row - 40), 80)
-    ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
-    return [golden.ops[op] for op in ops[:8]]
+    other, own, run = ("g_op", "t_op", target) if beginning.cause == MISSING else ("t_op", "g_op", golden)
+    ops = near.filter(near[other].is_null())[own].drop_nulls().unique(maintain_order=True).to_list()
+    return [run.ops[op] for op in ops[:8]]
 
 
 def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:

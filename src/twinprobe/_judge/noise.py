@@ -203,8 +203,9 @@ def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, ab
     source = np.maximum(flow.source, 0)  # where a gradient was made, what was added up is known
     settled &= ~(read & (flow.source != NONE) & ~flow.spread(flow.updates)[source]) | matters[source]
     sized = read & (values.rms > 0)
-    if sized.any():  # a gradient that is zero in theory is far smaller than the others
-        settled &= ~read | (values.rms > _NOTHING * float(np.median(values.rms[sized])))
+    if sized.any():  # a gradient that is zero in theory is far smaller than the others, and off by no more
+        least = _NOTHING * float(np.median(values.rms[sized])) * np.sqrt(values.elements)
+        settled &= ~read | (np.fmax(values.norm, np.nan_to_num(values.distance)) > least)
     return settled
 
 
@@ -317,10 +318,8 @@ def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
 
 
 def _flips(flow: Flow, values: Values, far: Bools) -> Bools:
-    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip.
-
-    Not where these are further apart than noise comes: scores that were masked out, say, are no longer there to choose.
-    """
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
+    further apart than noise comes: scores that were masked out are no longer there to choose."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True

@@ -113,7 +113,7 @@ def find_beginnings(
         elif flow.role[row] in (INPUT, PARAMETER):
             if owner in deeper:
                 continue  # a call inside takes the same value
-            beginning = _entering(flow, row, owner, facts)
+            beginning = _by_argument(_entering(flow, row, owner, facts), arguments, facts)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
             continue  # a part of it is a beginning already
         elif not flow.leaf[owner] and _alone(flow.golden_source[row], facts) and flow.ops[owner].direction == FORWARD:
@@ -169,7 +169,7 @@ def _unexplained(
     # Masks look alike: another one was taken.
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
-    entering &= ~_picked(flow, facts, entering)
+    entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts)
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)
@@ -208,6 +208,19 @@ def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
         # So many tokens for one expert and so many for another: shapes that differ need no further match.
         picked[row] = any(facts.shape[row] or sizes(row) & sizes(index) for index in before)
     return picked
+
+
+def _unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
+    """What a call that only one run makes hands to one whose results are equal to the last bit: it reads no more of it
+    than a type or a shape, so the call before explains nothing."""
+    sources = (flow.target_source, flow.golden_source)
+    alone = np.logical_or(*((source != NONE) & ~facts.matched[source] for source in sources))
+    given = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.tensor
+    same, other = np.zeros((2, len(flow.ops)), dtype=bool)
+    same[flow.of_row[given & (noise.error == 0)]] = True
+    other[flow.of_row[given & (noise.error != 0)]] = True
+    unused: Bools = alone & (flow.role == INPUT) & flow.spread(same & ~other)
+    return unused
 
 
 def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
@@ -260,7 +273,8 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     elif _alone(meant, facts):
         beginning = Beginning(owner, row, MISSING, [meant])
     elif not forward:
-        beginning = _innermost(flow, row, BETWEEN)
+        reader = _reader_of_one_run(flow, owner)
+        beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
     elif around != NONE and _arrived(flow, row, around):
         beginning = _innermost(flow, row, OUTSIDE)
     elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
@@ -271,6 +285,26 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         module = flow.ops[owner].is_module
         beginning = Beginning(around if module else owner, row, BETWEEN if module else OUTSIDE)
     return beginning
+
+
+def _by_argument(beginning: Beginning, arguments: dict[int, list[int]], facts: Differences) -> Beginning:
+    """A module's own code computes with what it is given: a tensor in one run and none in the other is the cause."""
+    given = [row for row in arguments.get(beginning.call, []) if facts.given[row]]
+    caused = beginning.cause == BETWEEN and bool(given)
+    return Beginning(beginning.call, beginning.row, ARGUMENT, given) if caused else beginning
+
+
+def _reader_of_one_run(flow: Flow, owner: int) -> int | None:
+    """Of the value whose gradient comes in here: what a call that only golden makes reads of it.
+
+    A gradient gathers what all readers of a value send back, also those that change the results by nothing.
+    """
+    forward = int(flow.twin[owner])
+    if forward == NONE:
+        return None
+    made = np.flatnonzero((flow.of_row == forward) & (flow.role == OUTPUT) & (flow.elements[0] > 1))
+    readers = np.isin(flow.marks[1], flow.marks[1][made]) & (flow.of_row == NONE) & ~flow.golden_only
+    return int(np.argmax(readers)) if readers.any() else None
 
 
 def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differences) -> Beginning | None:
