@@ -558,3 +558,26 @@ def test_padding_that_no_loss_reads_is_no_fault(tmp_path: Path) -> None:
         dumps.append(next((tmp_path / side).rglob("dump.json")))
     result = twinprobe.compare(*dumps)
     assert result.first is None, result.first
+
+
+def test_padding_that_one_attention_fills_otherwise_is_no_fault_in_bfloat16(tmp_path: Path) -> None:
+    import transformers
+
+    tokens, dumps = 16, []
+    for attention in ("sdpa", "eager"):
+        torch.manual_seed(1)
+        config = transformers.Qwen2Config(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=96, max_position_embeddings=64, initializer_range=0.08, attn_implementation=attention,
+        )  # fmt: skip
+        model = transformers.Qwen2ForCausalLM(config).to(torch.bfloat16)
+        ids, mask = torch.randint(3, 96, (2, tokens)), torch.ones(2, tokens, dtype=torch.int64)
+        ids[0, :4], mask[0, :4] = 0, 0
+        labels = ids.masked_fill(mask == 0, -100)
+        labels[0, 4] = -100
+        with twinprobe.record(model, tmp_path / attention, level="mix"):
+            model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
+        dumps.append(next((tmp_path / attention).rglob("dump.json")))
+    result = twinprobe.compare(*dumps)
+    assert "outputs differ" in result.summary
+    assert result.first is None, result.first

@@ -63,7 +63,8 @@ def test_an_optimiser_that_is_written_by_hand(tmp_path: Path) -> None:
     assert "alpha: -0.02 against -0.01" in said(found)
 
 
-def test_a_setting_of_the_optimiser_is_named_where_only_modules_were_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_setting_of_the_optimiser_is_named_whatever_its_calls_make_of_it(tmp_path: Path, level: str) -> None:
     def train(model: nn.Module, wrong: bool) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3 if wrong else 1e-8)
         for _ in range(2):
@@ -71,11 +72,66 @@ def test_a_setting_of_the_optimiser_is_named_where_only_modules_were_recorded(tm
             model(torch.randn(8, WIDTH)).square().mean().backward()
             optimizer.step()
 
-    found = compared(tmp_path, train, mlp, level="L0")
-    assert "Optimizer." in said(found)
+    found = compared(tmp_path, train, mlp, level=level)
+    assert ("Optimizer." if level == "L0" else "a setting of the optimizer differs: ") in said(found)
     assert "eps: 0.001 against 1e-08" in said(found)
     assert "updated parameters differ" in found.summary
     assert "also begins" not in found.summary
+
+
+def test_an_optimiser_that_computes_otherwise_has_no_other_setting(tmp_path: Path) -> None:
+    class Steeper(torch.optim.SGD):
+        slope = 1.0
+
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(parameter.grad, alpha=-self.slope * group["lr"])
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = Steeper(model.parameters(), lr=0.01)
+        optimizer.slope = 2.0 if wrong else 1.0
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+
+    found = compared(tmp_path, train, mlp)
+    assert "alpha: -0.02 against -0.01" in said(found)
+    assert "setting" not in said(found)
+
+
+@pytest.mark.parametrize("taken_off", [True, False])
+def test_a_scale_of_the_loss_that_is_taken_off_is_no_fault_where_only_modules_were_recorded(
+    tmp_path: Path, taken_off: bool
+) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scale = 4.0 if wrong else 1.0
+        (scale * model(torch.randn(8, WIDTH)).square().mean()).backward()
+        for parameter in model.parameters() if taken_off else ():
+            parameter.grad.div_(scale)
+        optimizer.step()
+
+    found = compared(tmp_path, train, mlp, level="L0")
+    assert (found.first is None) == taken_off
+    assert ("a scale of the loss" in found.summary) == taken_off
+    assert taken_off or "4 x golden" in said(found)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_what_an_optimiser_reads_is_compared_where_a_batch_comes_in_parts(tmp_path: Path, divided: bool) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batch = torch.randn(16, WIDTH)
+        for part in batch.chunk(4) if wrong else [batch]:
+            loss = model(part).square().mean()
+            (loss / 4 if wrong and divided else loss).backward()
+        optimizer.step()
+
+    found = compared(tmp_path, train, mlp)
+    assert (found.first is None) == divided, found.first
+    assert divided or "differs: norm" in said(found)
+    assert ("updated parameters agree" in found.summary) == divided
 
 
 def test_a_parameter_that_only_one_run_trains(tmp_path: Path) -> None:
@@ -236,6 +292,35 @@ def test_signs_that_flip_within_rounding_are_no_step(tmp_path: Path) -> None:
             model(torch.randn(64, WIDTH)).float().square().mean().backward()
 
     assert compared(tmp_path, train, Binary).first is None
+
+
+@pytest.mark.parametrize("wrong_scale", [1.0, 1.6])
+def test_signs_inside_a_module_flip_too_where_only_modules_were_recorded(tmp_path: Path, wrong_scale: float) -> None:
+    class Signed(nn.Module):
+        """Multiplies signs; gradients go straight through."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(torch.randn(64, 64) * 0.1), 0.1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.scale * (self.weight + (torch.sign(self.weight) - self.weight).detach())
+            return functional.linear(x + (torch.sign(x) - x).detach(), weight)
+
+    def model() -> nn.Module:
+        made: list[nn.Module] = [nn.Linear(WIDTH, 64)]
+        for _ in range(2):
+            made += [nn.BatchNorm1d(64), Signed()]
+        return nn.Sequential(*made, nn.BatchNorm1d(64), nn.Linear(64, 5))
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        model[2].scale *= wrong_scale if wrong else 1.0
+        with torch.autocast("cpu", torch.bfloat16, enabled=wrong):
+            labels = torch.arange(24) % 5
+            functional.cross_entropy(model(torch.randn(24, WIDTH)).float(), labels).backward()
+
+    found = compared(tmp_path, train, model, level="L0").first
+    assert found is None if wrong_scale == 1.0 else found is not None and found.module == "2"
 
 
 class Tagger(nn.Module):
@@ -407,3 +492,135 @@ def test_a_dropout_that_drops_nothing_has_no_other_state(tmp_path: Path) -> None
     text = said(compared(tmp_path, run, Dropping, "L0"))
     assert "only one run drops elements" in text
     assert "state" not in text
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_gradient_that_was_not_cleared_is_named(tmp_path: Path, scaled: bool) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(2):
+            if scaled or not wrong:
+                optimizer.zero_grad()
+            model(torch.randn(8, WIDTH)).square().mean().backward()
+            for parameter in model.parameters() if scaled and wrong else ():
+                parameter.grad = torch.from_numpy(3 * parameter.grad.numpy())
+            optimizer.step()
+
+    found = compared(tmp_path, train, mlp)
+    assert found.first is not None
+    assert ("still holds the gradient of an earlier pass, Module.0.Linear.parameters_grad.0" in said(found)) != scaled
+    assert ("zero_grad" in said(found)) != scaled
+
+
+def test_scores_that_are_masked_out_make_no_flip_within_rounding(tmp_path: Path) -> None:
+    """A generation, in which no scalar is a loss and a choice of tokens is what the next step reads."""
+
+    def generate(model: nn.Module, wrong: bool) -> None:
+        with torch.no_grad():
+            ids = torch.randint(50, (4,)) * int(torch.ones(()) * 1.0)
+            for _ in range(3):
+                scores = functional.log_softmax(model(ids), -1)
+                if wrong:
+                    scores = scores.masked_fill(scores > scores.mean(), -torch.inf)
+                ids = torch.topk(scores, 1).indices.tolist()
+                ids = torch.tensor(ids).flatten()
+
+    found = compared(tmp_path, generate, lambda: nn.Sequential(nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50)))
+    assert "masked_fill.0" in said(found)
+    assert "within rounding" not in found.summary
+    assert "loss" not in found.summary
+
+
+class Reader(nn.Module):
+    """Hides tokens under a mask, in code of its own that nobody records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.keeps = nn.Linear(WIDTH, WIDTH), False
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        if mask is not None and not self.keeps:
+            x = torch.from_numpy(x.numpy() * mask.numpy())
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_an_argument_that_a_module_lacks_is_the_cause_of_what_its_own_code_does(tmp_path: Path, given: bool) -> None:
+    def read(model: nn.Module, wrong: bool) -> None:
+        model[0].keeps = wrong and given
+        mask = (torch.arange(8) < 5).float()[:, None]
+        with torch.no_grad():
+            model[1](model[0](torch.randn(8, WIDTH), mask=None if wrong and not given else mask)).square().mean()
+
+    found = said(compared(tmp_path, read, lambda: nn.ModuleList([Reader(), nn.Linear(WIDTH, WIDTH)])))
+    assert found.startswith("Module.0.Reader.forward.0: ")
+    assert ("mask: None against a tensor [8, 1]" in found) != given
+
+
+def test_a_module_that_was_renamed_and_gives_the_same_is_no_cause(tmp_path: Path) -> None:
+    class Scaled(nn.Embedding):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) * 4.0
+
+    class Angles(nn.Module):
+        """Takes of its input no more than the type."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.arange(WIDTH).to(x.dtype).cos()
+
+    class Model(nn.Module):
+        def __init__(self, table: type[nn.Embedding]) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.angles, self.head = table(50, WIDTH), Angles(), nn.Linear(WIDTH, 5)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.table(ids)
+            angles = self.angles(x)
+            y = self.head((x if isinstance(self.table, Scaled) else x * 4.0) * angles)
+            return torch.tanh(y) if isinstance(self.table, Scaled) else y
+
+    dumps = []
+    for table in (Scaled, nn.Embedding):
+        with twinprobe.record(model := Model(table), tmp_path / table.__name__, level="mix"):
+            functional.cross_entropy(model(torch.arange(12)), torch.arange(12) % 5).backward()
+        dumps.append(next((tmp_path / table.__name__).rglob("dump.json")))
+    assert said(twinprobe.compare(*dumps)).startswith("Torch.tanh.0.forward: output.0: only the target run makes")
+
+
+@pytest.mark.parametrize("white", [False, True])
+def test_a_reader_of_one_run_explains_another_gradient(tmp_path: Path, white: bool) -> None:
+    """Weights of which the sum is 1: adding what is missing to 1 changes no value, and the gradient."""
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        shares = model(torch.randn(8, WIDTH))
+        weights = shares + ((1 - shares.sum(-1, keepdim=True)) / WIDTH).detach()
+        colour = (weights * torch.linspace(0, 1, WIDTH)).sum(-1)
+        if white or not wrong:
+            colour = colour + (1 - weights.sum(-1))
+        colour.square().mean().backward()
+
+    found = compared(tmp_path, train, mlp)
+    if white:
+        assert found.first is None
+    else:
+        assert "only golden calls" in said(found)
+        assert said(found).startswith("Tensor.sum.")
+
+
+def test_a_parameter_that_is_zero_in_golden_is_no_noise(tmp_path: Path) -> None:
+    """It acts on nothing but its own update."""
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        with torch.no_grad():
+            model[1].weight.fill_(0.0)
+            if wrong:
+                model[1].weight.copy_(torch.linspace(-1, 1, WIDTH * WIDTH).view(WIDTH, WIDTH))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        x = model[0](torch.randn(8, WIDTH))
+        (x + 0.0 * model[1](x)).square().mean().backward()
+        optimizer.step()
+
+    found = compared(tmp_path, train, lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]))
+    assert found.first is not None
+    assert "parameter" in found.first.sentence

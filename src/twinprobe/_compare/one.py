@@ -12,11 +12,11 @@ import numpy as np
 
 from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS
-from twinprobe._judge.origin import RunInfo, Summary
-from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
+from twinprobe._judge.origin import Divergence, RunInfo, Summary
+from twinprobe._judge.search import ARGUMENT, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import (
     DIGESTS,
     DUMP,
@@ -180,18 +180,32 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
         note = f"what the optimizer does is not recorded in {unseen[0]}: updates and its settings were not compared"
         summary = replace(summary, notes=[*summary.notes, note])
     alone = not target.arrangement and not golden.arrangement and options.thresholds.rounding is None
+    first = summary.first
+    # Where its calls were recorded, all that is left to say is the setting behind them.
+    calls = any(IN_OPTIMIZER in run.parents.values() for run in (target, golden))
+    calls = calls and any(result.name in (PARAMETER_GRADIENTS, UPDATED_PARAMETERS) for result in summary.results)
+    inside = first is not None and first.module == IN_OPTIMIZER and first.begins not in (PARAMETER_DIFFERS, OUTSIDE)
     if (
         not alone
         or options.thresholds.by_row
         or summary.mode == DIGESTS
-        or any(run.path.name != DUMP or IN_OPTIMIZER in run.parents.values() for run in (target, golden))
+        or any(run.path.name != DUMP for run in (target, golden))
         or not all(file.is_file() for file in files)
+        or (calls and not inside)
     ):
         return summary
     try:
         compared = compare_paths(files[0], files[1], Options(match_names, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
+    if first is not None and calls:
+        return _by_setting(summary, first, compared.summary.first)
+    if first is not None and _scale_taken_off(first, compared.summary):
+        results = [result for result in summary.results if result.name != PARAMETER_GRADIENTS]
+        note = (
+            f"{first.row} is scaled on the way back, and the optimizer reads gradients that agree: a scale of the loss"
+        )
+        summary = replace(summary, first=None, others=[], results=results, notes=[*summary.notes, note])
     updates, first = compared.summary, summary.first
     earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
     found = updates.first
@@ -208,6 +222,30 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     said = found.sentence.partition(" (")[0]  # settings differ for all parameters alike
     others = [replace(other, order=NONE) for other in updates.others if other.sentence.partition(" (")[0] != said]
     return replace(summary, first=replace(found, order=NONE, module=IN_OPTIMIZER), others=others)
+
+
+def _by_setting(summary: Summary, first: Divergence, setting: Divergence | None) -> Summary:
+    """Name the setting of an optimizer that differs: its calls show what became of it (a factor, one more call)."""
+    kinds = [] if setting is None or setting.begins != ARGUMENT else [k for k in setting.kinds if k["name"] == ARGUMENT]
+    if not kinds:
+        return summary
+    words = str(kinds[0]["sentence"]).replace("input.", "")
+    named = {**kinds[0], "sentence": words}
+    place, _, said = first.sentence.partition(": ")
+    said = f"; {said}"
+    if first.begins == ARGUMENT:  # a number that was made of the setting, or of two calls that are no pair
+        said = said[said.rfind(" (") :] if said.endswith(")") else ""
+    sentence = f"{place}: a setting of the optimizer differs: {words}{said}"
+    shapes = [kind for kind in first.kinds if kind["name"] != ARGUMENT]
+    first = replace(first, sentence=sentence, begins=ARGUMENT, kinds=[named, *shapes])
+    return replace(summary, first=first, others=[one for one in summary.others if one.module != IN_OPTIMIZER])
+
+
+def _scale_taken_off(first: Divergence, updates: Summary) -> bool:
+    """Whether gradients are off by a factor on the way back that they lose before an optimizer reads them."""
+    agree = updates.first is None and bool(updates.results) and all(result.agrees for result in updates.results)
+    back = parse_op(first.op).direction in (BACKWARD, GRADIENTS)
+    return agree and back and any(kind["name"] == "factor" for kind in first.kinds)
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ import numpy as np
 from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import DIFFERS, dtypes_differ
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow, result_rows
-from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, statistic_kinds
+from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
 from twinprobe._judge.origin import Divergence, Result
 from twinprobe._judge.search import (
@@ -53,6 +53,7 @@ _FRAMEWORK_FILES = re.compile(
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
 _MOST_NOTES = 3
 _NEARBY = 400  # rows before and after: a layer of a transformer with its functions
+_PARALLEL = 0.99  # the cosine of two sketches; unrelated ones stay below 0.64
 _ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 
 
@@ -199,6 +200,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         return f"the same inputs give another result: {kinds[0].sentence}"
     # The heading says already that it begins here.
     reason = "; ".join([part.removesuffix(": injected here") for part in parts if part not in _SIZES] or parts)
+    if kinds and kinds[0].evidence.get("kept"):  # no input from outside
+        reason, named = named.removeprefix(f"{place} "), ""
     return f"{reason}; {named}" if named and named not in reason else reason
 
 
@@ -288,7 +291,8 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         counts=_sizes_of(target) | _sizes_of(golden),
         from_outside=_from_outside(judged.flow, beginning),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
-        unpaired=_unpaired(pairs, judged.flow, beginning, golden),
+        unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
+        kept=_kept_gradient(target, golden, pairs, judged.flow, beginning),
     )
     found = statistic_kinds(suspect)
     if evidence.mode == TENSORS:
@@ -352,8 +356,8 @@ def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) ->
     return Kind("mask", text, 0.95, {"target": counts[0], "golden": counts[1]})
 
 
-def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, golden: Run) -> list[str]:
-    """Calls that only the golden run makes, near the beginning: what was replaced."""
+def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, golden: Run) -> list[str]:
+    """Calls near the beginning that only the other run makes: what was replaced, or has replaced a missing one."""
     if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
         return []
     if flow is not None and beginning.cause == EXTRA and beginning.arguments:
@@ -361,8 +365,29 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, golden: Run) 
         if made != NONE and pairs["t_op"][made] is None:  # what golden's reader of the same input takes
             return [golden.ops[pairs["g_op"][made]]]
     near = pairs.slice(max(0, beginning.row - 40), 80)
-    ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
-    return [golden.ops[op] for op in ops[:8]]
+    other, own, run = ("g_op", "t_op", target) if beginning.cause == MISSING else ("t_op", "g_op", golden)
+    ops = near.filter(near[other].is_null())[own].drop_nulls().unique(maintain_order=True).to_list()
+    return [run.ops[op] for op in ops[:8]]
+
+
+def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:
+    """The gradient of an earlier pass that is still in what an optimiser reads, or clipping before it: sketches add up.
+
+    Empty where there is none, and where the gradient is merely scaled: in proportion to golden's.
+    """
+    if flow is None or beginning.cause != OUTSIDE or not (flow.updates | flow.clips)[beginning.call]:
+        return ""
+    rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0) & (flow.of_row < beginning.call))
+    rows = rows[flow.elements[0][rows] == flow.elements[0][beginning.row]]
+    read = [_sketches(run, pairs, side, [beginning.row]) for run, side in ((target, "t"), (golden, "g"))]
+    made = _sketches(target, pairs, "t", rows.tolist())
+    if made is None or any(side is None or not side["flags"][0] for side in read):
+        return ""
+    more = read[0]["sums"][0] - read[1]["sums"][0]
+    if abs(cosine(more, read[1]["sums"][0])) > _PARALLEL:
+        return ""
+    held = (row for at, row in enumerate(rows.tolist()) if cosine(more, made["sums"][at]) > _PARALLEL)
+    return next((pairs["t_name"][row] for row in held), "")
 
 
 def _sketches(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:

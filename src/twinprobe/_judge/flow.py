@@ -30,6 +30,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
 PARAMETER_GRADIENTS = "parameter gradients"  # one of the results that a summary begins with
+UPDATED_PARAMETERS = "updated parameters"
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
 OPTIMIZER = "Optimizer"  # the prefix of what optimizer.json holds
 TOTAL_NORM = f"{OPTIMIZER}.total_norm."  # the norm of all gradients, where a program clips them
@@ -242,14 +243,17 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     # A loss has a way back; norms and coefficients of an optimiser have none.
     scalar = outputs & (flow.elements[0] == 1)
     derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
-    if not derived.any():  # without a way back, it is made of what recorded calls give: no mean of token numbers
+    if not derived.any():
+        # Without one, it comes after all that the model gives, and is made of what recorded calls give: other scalars
+        # are parts of masks and positions, or a mean of token numbers.
+        last = int(call[outermost].max(initial=NONE))
         taken = (flow.role == INPUT) & (flow.source != NONE) & floating & (flow.of_row >= 0)
-        derived = scalar & np.isin(call, flow.of_row[taken])
+        derived = scalar & np.isin(call, flow.of_row[taken]) & (call > (flow.start[last] if last != NONE else NONE))
     return {
         "loss": np.flatnonzero(derived)[-1:],
         "outputs": np.flatnonzero(outermost),
         PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
-        "updated parameters": np.flatnonzero(updated),
+        UPDATED_PARAMETERS: np.flatnonzero(updated),
     }
 
 

@@ -72,6 +72,7 @@ class Suspect:
     from_outside: bool = False
     """Whether the inputs that differ come from no recorded call in either run: the batch, a mask, a state."""
     place: str = ""  # the path of the enclosing module, or ``optimizer``
+    kept: str = ""  # the gradient of an earlier pass that is still in what an optimiser reads
 
 
 def statistic_kinds(suspect: Suspect) -> list[Kind]:
@@ -148,8 +149,7 @@ def _differs(row: Row) -> bool:
     first, second = _numbers(target), _numbers(golden)
     if first is None or second is None:
         return False
-    scale = max(abs(second[0]), abs(second[1]), 1e-300)
-    off = max(abs(first[at] - second[at]) / scale for at in (0, 1))
+    off = max(abs(first[at] - second[at]) for at in (0, 1)) / max(abs(second[0]), abs(second[1]), 1e-300)
     return off > exact or abs(first[3] - second[3]) > tolerance * max(second[3], 1e-300)
 
 
@@ -157,6 +157,12 @@ def _distance(target: NDArray[Any], golden: NDArray[Any]) -> float:
     """The norm of the difference, relative to golden's, by sketches."""
     norm = float(np.linalg.norm(golden))
     return float(np.linalg.norm(target - golden)) / norm if norm else float(np.any(target))
+
+
+def cosine(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Of the angle between two sketches: 1 where the tensors are in proportion, under 0.64 where they are unrelated."""
+    sizes = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
+    return float(first @ second) / sizes if sizes else 0.0
 
 
 def _same_numbers(first: Side, second: Side) -> bool:
@@ -359,9 +365,8 @@ def _random(suspect: Suspect) -> Kind | None:
         if drops and target.zeros is not None and golden.zeros is not None and not (target.zeros and golden.zeros):
             sentence = f"only one run drops elements: {target.zeros} are zero against {golden.zeros}"
             return Kind("function", sentence, 0.93, {"call": suspect.name})
-        masks = (
-            "" if not drops or target.zeros is None else f": {target.zeros} elements are zero against {golden.zeros}"
-        )
+        counted = drops and target.zeros is not None
+        masks = f": {target.zeros} elements are zero against {golden.zeros}" if counted else ""
         return Kind("random", f"{name} is random, and its state differs{masks}", 0.93, {"call": suspect.name})
     return None
 
@@ -379,7 +384,9 @@ def _input(suspect: Suspect) -> Kind | None:
     for row, target, golden in _rows(suspect, INPUT):
         if not _differs(row):
             continue
-        if (name := _exchanged(suspect, row, target)) is not None:
+        if suspect.kept:
+            sentence = f"{row.name} still holds the gradient of an earlier pass, {suspect.kept}: is zero_grad missing?"
+        elif (name := _exchanged(suspect, row, target)) is not None:
             sentence = f"{row.name} holds what golden has in {name}"
         elif not suspect.from_outside:
             continue
@@ -387,7 +394,7 @@ def _input(suspect: Suspect) -> Kind | None:
             sentence = f"{row.name} comes from outside and holds golden's values in another order"
         else:
             sentence = f"{row.name} comes from outside and differs: {_compared(target, golden)}"
-        return Kind("input", sentence, 0.93, {"input": row.name})
+        return Kind("input", sentence, 0.93, {"input": row.name, "kept": suspect.kept})
     return None
 
 
@@ -586,25 +593,20 @@ def _update(suspect: Suspect) -> Kind | None:
 
 def _summand(suspect: Suspect) -> Kind | None:
     """The difference of the sketches is parallel to a tensor's: a summand is missing, or too much."""
-    known = [
-        (row.name, row.golden) for row in suspect.rows if row.role in (INPUT, PARAMETER) and row.golden is not None
-    ]
+    rows = (row for row in suspect.rows if row.role in (INPUT, PARAMETER))
+    known = [(row.name, row.golden) for row in rows if row.golden is not None]
     for row, target, golden in _shaped(suspect):
         if target.sketch is None or golden.sketch is None or not _differs(row):
             continue
         difference = target.sketch - golden.sketch
-        size = float(np.linalg.norm(difference))
         for name, other in (*known, *suspect.tensors):
             if other.sketch is None or math.prod(other.shape) != math.prod(golden.shape):
                 continue
-            norm = float(np.linalg.norm(other.sketch))
-            along = float(difference @ other.sketch) / (norm * size) if norm and size else 0.0
-            of_golden = abs(float(other.sketch @ golden.sketch)) / max(
-                norm * float(np.linalg.norm(golden.sketch)), 1e-300
-            )
-            if abs(along) < 0.99 or of_golden > 0.99:  # in proportion to golden itself, it would be a factor
+            along = cosine(difference, other.sketch)
+            # In proportion to golden itself, it would be a factor.
+            if abs(along) < 0.99 or abs(cosine(other.sketch, golden.sketch)) > 0.99:
                 continue
-            factor = along * size / norm
+            factor = along * float(np.linalg.norm(difference) / np.linalg.norm(other.sketch))
             times = "" if abs(abs(factor) - 1) < 0.03 else f"{shown(abs(factor))} x "
             sentence = f"{row.name}: target = golden {'-' if factor < 0 else '+'} {times}{name}"
             evidence = {"row": row.name, "tensor": name, "factor": factor}

@@ -63,6 +63,7 @@ _SEEN = 3.0
 _PATHS = "ctc_loss"
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32.
 _FAR, _FAR_LEAST = 8.0, 1e-3  # times as many, and this share: no noise
+_THERE_AND_BACK = 2.0  # times as many in gradients, which go the same way twice
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
 
 
@@ -154,11 +155,14 @@ def expected_errors(
         times = np.where(unknown, np.nan, times)
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
         abnormal = values.distance > _SEEN * local * few
-        matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
-        matters = _settled(flow, values, operands, matters, abnormal)
         far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
-    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, matters))
+        added = np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
+        gathered = depth * np.where(
+            (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0
+        )
+        matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
+    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, far))
 
 
 def _inherited(flow: Flow, values: Values, between: Floats) -> Floats:
@@ -186,6 +190,20 @@ def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: 
     return explained
 
 
+def _unread_by_the_loss(flow: Flow, values: Values, grain: Floats, far: Bools) -> bool:
+    """Whether the model's outputs are far off where nobody reads them, in padding say.
+
+    Then the gradient that comes back first agrees within a rounding, and all that parameters' gradients are off by is
+    the noise of the way there and back.
+    """
+    backward = flow.spread(flow.each_call(lambda op: op.direction == BACKWARD))
+    first = np.flatnonzero(backward & (flow.elements[0] > 1) & (values.epsilon > 0))[:1]
+    if not len(first) or not np.all(values.error[first] <= grain[first]):
+        return False
+    outermost = flow.each_call(lambda op: op.is_module and op.direction == FORWARD) & (flow.parent == NONE)
+    return bool((far & flow.spread(outermost) & (flow.role == OUTPUT)).any())
+
+
 def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
     """What matters to an optimiser, and of values saved by themselves."""
     # An update is small beside its parameter: all but rounding counts.
@@ -195,8 +213,9 @@ def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, ab
     source = np.maximum(flow.source, 0)  # where a gradient was made, what was added up is known
     settled &= ~(read & (flow.source != NONE) & ~flow.spread(flow.updates)[source]) | matters[source]
     sized = read & (values.rms > 0)
-    if sized.any():  # a gradient that is zero in theory is far smaller than the others
-        settled &= ~read | (values.rms > _NOTHING * float(np.median(values.rms[sized])))
+    if sized.any():  # a gradient that is zero in theory is far smaller than the others, and off by no more
+        least = _NOTHING * float(np.median(values.rms[sized])) * np.sqrt(values.elements)
+        settled &= ~read | (np.fmax(values.norm, np.nan_to_num(values.distance)) > least)
     return settled
 
 
@@ -308,12 +327,13 @@ def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
     return np.where(few, largest, noise)
 
 
-def _flips(flow: Flow, values: Values, matters: Bools) -> Bools:
-    """Whole numbers that were made of numbers with a small error: a router, top-k, an argmax may flip."""
+def _flips(flow: Flow, values: Values, far: Bools) -> Bools:
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
+    further apart than noise comes: scores that were masked out are no longer there to choose."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
-    unsure[flow.of_row[inputs & matters]] = False
+    unsure[flow.of_row[inputs & far]] = False
     whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
     flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import pi
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Differences, Flow, 
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, OpName
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def find_beginnings(
         elif flow.role[row] in (INPUT, PARAMETER):
             if owner in deeper:
                 continue  # a call inside takes the same value
-            beginning = _entering(flow, row, owner, facts)
+            beginning = _by_argument(_entering(flow, row, owner, facts), arguments, facts)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
             continue  # a part of it is a beginning already
         elif not flow.leaf[owner] and _alone(flow.golden_source[row], facts) and flow.ops[owner].direction == FORWARD:
@@ -168,7 +169,7 @@ def _unexplained(
     # Masks look alike: another one was taken.
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
-    entering &= ~_picked(flow, facts, entering)
+    entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts)
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)
@@ -207,6 +208,19 @@ def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
         # So many tokens for one expert and so many for another: shapes that differ need no further match.
         picked[row] = any(facts.shape[row] or sizes(row) & sizes(index) for index in before)
     return picked
+
+
+def _unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
+    """What a call that only one run makes hands to one whose results are equal to the last bit: it reads no more of it
+    than a type or a shape, so the call before explains nothing."""
+    sources = (flow.target_source, flow.golden_source)
+    alone = np.logical_or(*((source != NONE) & ~facts.matched[source] for source in sources))
+    given = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.tensor
+    same, other = np.zeros((2, len(flow.ops)), dtype=bool)
+    same[flow.of_row[given & (noise.error == 0)]] = True
+    other[flow.of_row[given & (noise.error != 0)]] = True
+    unused: Bools = alone & (flow.role == INPUT) & flow.spread(same & ~other)
+    return unused
 
 
 def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
@@ -259,7 +273,8 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     elif _alone(meant, facts):
         beginning = Beginning(owner, row, MISSING, [meant])
     elif not forward:
-        beginning = _innermost(flow, row, BETWEEN)
+        reader = _reader_of_one_run(flow, owner)
+        beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
     elif around != NONE and _arrived(flow, row, around):
         beginning = _innermost(flow, row, OUTSIDE)
     elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
@@ -270,6 +285,26 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         module = flow.ops[owner].is_module
         beginning = Beginning(around if module else owner, row, BETWEEN if module else OUTSIDE)
     return beginning
+
+
+def _by_argument(beginning: Beginning, arguments: dict[int, list[int]], facts: Differences) -> Beginning:
+    """A module's own code computes with what it is given: a tensor in one run and none in the other is the cause."""
+    given = [row for row in arguments.get(beginning.call, []) if facts.given[row]]
+    caused = beginning.cause == BETWEEN and bool(given)
+    return Beginning(beginning.call, beginning.row, ARGUMENT, given) if caused else beginning
+
+
+def _reader_of_one_run(flow: Flow, owner: int) -> int | None:
+    """Of the value whose gradient comes in here: what a call that only golden makes reads of it.
+
+    A gradient gathers what all readers of a value send back, also those that change the results by nothing.
+    """
+    forward = int(flow.twin[owner])
+    if forward == NONE:
+        return None
+    made = np.flatnonzero((flow.of_row == forward) & (flow.role == OUTPUT) & (flow.elements[0] > 1))
+    readers = np.isin(flow.marks[1], flow.marks[1][made]) & (flow.of_row == NONE) & ~flow.golden_only
+    return int(np.argmax(readers)) if readers.any() else None
 
 
 def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differences) -> Beginning | None:
@@ -383,12 +418,13 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
         row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
         came = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row == flow.of_row[row]) & ~noise.masked
         before = float(np.max(np.nan_to_num(noise.error), where=came & (flow.role[row] == OUTPUT), initial=0.0))
-        said = any(beginning.call == flow.of_row[row] for beginning in beginnings)
-        if noise.error[row] > _JUMP * before and not said:  # less is no step: noise that grows from call to call
+        said = any(one.call == flow.of_row[row] or row in one.arguments for one in beginnings)
+        if noise.error[row] > _passed_on(flow.ops[int(flow.of_row[row])], before) and not said:
             grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
     found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
     for beginning in found:
-        if noise.far[beginning.row] or beginning in grew:
+        # What one run alone makes is seen where it is read.
+        if noise.far[[beginning.row, *beginning.arguments]].any() or beginning in grew:
             beginning.reaches = True
             break
     return found
@@ -405,6 +441,16 @@ def _far_apart(flow: Flow, noise: Noise, facts: Differences, rows: dict[str, Int
         return False
     seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
     return bool(seen.sum() >= _MANY_GRADIENTS * gradients)
+
+
+def _passed_on(op: OpName, error: float) -> float:
+    """How far off noise in its inputs may leave what a call gives: less is no step, noise grows from call to call.
+
+    A module of a class that nobody knows may take signs or round: of normal numbers with a relative error r, r / pi
+    change their sign, and so the result is off by the root of four times as much.
+    """
+    opaque = op.is_module and operation_of(op).family == Family.OTHER
+    return max(_JUMP * error, 2 * (error / pi) ** 0.5 if opaque else 0.0)
 
 
 def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
