@@ -360,14 +360,22 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
     """Calls near the beginning that only the other run makes: what was replaced, or has replaced a missing one."""
     if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
         return []
+    # What the other run's reader of the same value takes is the replacement.
     if flow is not None and beginning.cause == EXTRA and beginning.arguments:
         made = int(flow.golden_source[beginning.arguments[0]])
-        if made != NONE and pairs["t_op"][made] is None:  # what golden's reader of the same input takes
+        if made != NONE and pairs["t_op"][made] is None:
             return [golden.ops[pairs["g_op"][made]]]
     near = pairs.slice(max(0, beginning.row - 40), 80)
-    other, own, run = ("g_op", "t_op", target) if beginning.cause == MISSING else ("t_op", "g_op", golden)
-    ops = near.filter(near[other].is_null())[own].drop_nulls().unique(maintain_order=True).to_list()
-    return [run.ops[op] for op in ops[:8]]
+    if beginning.cause != MISSING:
+        ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
+        return [golden.ops[op] for op in ops[:8]]
+    made = NONE if flow is None else int(flow.target_source[beginning.row])
+    if made != NONE and pairs["g_op"][made] is None:
+        return [target.ops[pairs["t_op"][made]]]
+    # Or the call has moved.
+    named = _named(target, golden, pairs, beginning)
+    ops = near.filter(near["g_op"].is_null())["t_op"].drop_nulls().unique(maintain_order=True).to_list()
+    return [target.ops[op] for op in ops if named is not None and api_name(target.ops[op]) == api_name(named[1])]
 
 
 def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:
@@ -408,7 +416,8 @@ def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | 
             facts |= {
                 "sketch": found["sums"], "zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"]),
             }  # fmt: skip
-            if not facts["not_finite"] and found["count"]:  # of 16-bit tensors, dump.json has three digits
+            if not facts["not_finite"] and found["count"] and "float" in str(row[f"{side}_dtype"]).lower():
+                # Of 16-bit tensors, dump.json has three digits.
                 facts |= {"l1": float(found["l1"]), "norm": float(found["norm"]),
                           "mean": float(found["total"] / found["count"])}  # fmt: skip
     elif kind == VALUE:
