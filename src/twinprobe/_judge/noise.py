@@ -566,7 +566,7 @@ def _between(flow: Flow, values: Values) -> Floats:
     count = len(flow.ops)
     # What lies under a mask was not compared.
     error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=_WILD))
-    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
     inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
     given, entered = np.zeros(count), np.zeros(count)
     np.maximum.at(given, flow.of_row[outputs], error[outputs])
