@@ -24,19 +24,13 @@ class ApiWatch:
 
     def wrap(self, site: Site) -> Any:
         """The function to put in the original's place."""
-        recorder, api, original = self._recorder, site.api, site.original
-        tree_rank = recorder.tree_rank
+        recorder, api, tree_rank = self._recorder, site.api, self._recorder.tree_rank
+        original = writing(recorder.known)(site.original) if api.in_place else site.original
 
         @functools.wraps(original)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > tree_rank:
-                if not api.in_place:
-                    return original(*args, **kwargs)
-                recorder.known.settle()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    recorder.known.forget()
+                return original(*args, **kwargs)
             return self.record(api, original, args, kwargs, sys._getframe(1))
 
         return recorded
@@ -51,8 +45,6 @@ class ApiWatch:
             watch = call.watch
             if watch is not None:
                 args, kwargs = (*args[:skip], *watch.args), watch.kwargs
-            if api.in_place:
-                recorder.known.settle()
             recorder.busy, recorder.in_api = False, True
             try:
                 output = original(*args, **kwargs)
@@ -60,9 +52,6 @@ class ApiWatch:
                 if watch is not None:
                     watch.cancel()
                 raise
-            finally:
-                if api.in_place:
-                    recorder.known.forget()
             if recorder.perturbation is not None and computes(api):
                 recorder.work("perturbing", recorder.perturbation.after, output, (args[skip:], kwargs), api.in_place)
             given = (*args[skip:], *kwargs.values()) if api.collective else output
@@ -218,12 +207,29 @@ class Replaced:
     """A function replaced by another one, until remove()."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self._owner, self._name, self._original = owner, name, getattr(owner, name)
-        setattr(owner, name, make(self._original))
+        self._owner, self._name = owner, name
+        self._own = vars(owner).get(name, _MISSING)  # missing where a class inherits it
+        setattr(owner, name, make(getattr(owner, name)))
 
     def remove(self) -> None:
         """Put the original back."""
-        setattr(self._owner, self._name, self._original)
+        if self._own is _MISSING:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
+
+
+def calling(called: Callable[[Any, Any, Any, Any], Any]) -> Callable[[Any], Any]:
+    """A maker of methods that hand a call over: ``called(original, owner, args, kwargs)``."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            return called(original, owner, args, kwargs)
+
+        return call
+
+    return make
 
 
 def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
@@ -243,11 +249,6 @@ def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[A
     return make
 
 
-class WriteWatch(Patches):
-    """Functions that write to a tensor without being recorded: what was measured before them counts no more."""
-
-    def __init__(self, known: KnownRows, package: str) -> None:
-        def wrap(site: Site) -> Any:
-            return around(known.settle, known.forget)(site.original)
-
-        super().__init__(wrap, package, (package,))
+def writing(known: KnownRows) -> Callable[[Any], Any]:
+    """A maker of functions that write to a tensor: what was measured before them counts no more."""
+    return around(known.settle, known.forget)

@@ -317,10 +317,10 @@ _IR_VERSION, _OPSET = 8, 13
 _FLOATS, _STRINGS = 6, 8  # kinds of an attribute
 
 
-def atb_json_to_onnx(path: Path, level: int = -1) -> Path:
-    """Write ``NAME.onnx`` beside ``NAME.json``; operators deeper than ``level`` are not shown (-1: all)."""
+def atb_json_to_onnx(path: Path) -> Path:
+    """Write ``NAME.onnx`` beside ``NAME.json``, with the operators that have no parts."""
     tree = read_topology(path)[0]
-    nodes = b"".join(_field(1, _node(node)) for node in _shown(tree, level))
+    nodes = b"".join(_field(1, _node(node)) for node in tree.leaves() if node is not tree)
     graph = nodes + _text(2, tree.name)
     graph += b"".join(_field(11, _text(1, name)) for name in tree.inputs)
     graph += b"".join(_field(12, _text(1, name)) for name in tree.outputs)
@@ -328,15 +328,6 @@ def atb_json_to_onnx(path: Path, level: int = -1) -> Path:
     target = path.with_suffix(".onnx")
     write_whole(target, lambda place: place.write_bytes(model), sync=True)
     return target
-
-
-def _shown(node: OpNode, level: int, depth: int = 0) -> Iterator[OpNode]:
-    """Operators without parts, and composite ones where the wanted depth ends."""
-    for child in node.children:
-        if child.children and (level < 0 or depth < level):
-            yield from _shown(child, level, depth + 1)
-        else:
-            yield child
 
 
 def _node(node: OpNode) -> bytes:

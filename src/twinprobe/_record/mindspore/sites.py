@@ -14,6 +14,7 @@ import mindspore as ms
 from mindspore import ops
 
 from twinprobe._record.calls import CORE, CORE_NAMES, FOCUS, IMPURE_NAMES, NEVER_NAMES, Api, Site, words
+from twinprobe._record.eager.apis import Replaced, calling, writing
 
 _HOMES = (
     "mindspore.ops.function",
@@ -144,7 +145,20 @@ class PrimitiveSites:
     def replaced(self, models: list[Any], recorder: Any) -> Iterator[Any]:
         """Stand before ``__call__`` of each class; yields handles with remove()."""
         for kind in self.learn(models) | writing_primitives():
-            yield _PrimitiveCall(kind, self._apis, recorder)
+            yield Replaced(
+                kind, "__call__", functools.partial(self._recorded, recorder, writes_in_place(kind.__name__))
+            )
+
+    def _recorded(self, recorder: Any, writes: bool, call: Any) -> Any:
+        original = writing(recorder.known)(call) if writes else call
+
+        def called(_original: Any, primitive: Any, args: Any, kwargs: Any) -> Any:
+            known = self._apis.get(id(primitive))
+            if known is None or recorder.busy or recorder.in_api or not recorder.listening():
+                return original(primitive, *args, **kwargs)
+            return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(2), skip=1)
+
+        return calling(called)(call)
 
 
 def writing_primitives() -> set[type]:
@@ -161,31 +175,3 @@ def _writing_primitives(_imported: int) -> set[type]:
         if writes_in_place(kind.__name__):
             found.add(kind)
     return found
-
-
-class _PrimitiveCall:
-    def __init__(self, kind: type, apis: dict[int, tuple[Any, Api]], recorder: Any) -> None:
-        self._kind: Any = kind
-        self._own = vars(kind).get("__call__")
-        original = self._kind.__call__
-        writes = writes_in_place(kind.__name__)
-
-        @functools.wraps(original)
-        def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
-            known = apis.get(id(primitive))
-            if known is None or recorder.busy or recorder.in_api or not recorder.listening():
-                try:
-                    return original(primitive, *args, **kwargs)
-                finally:
-                    if writes:
-                        recorder.known.forget()
-            return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(1), skip=1)
-
-        setattr(self._kind, "__call__", call)  # noqa: B010  mypy takes a plain assignment for a mistake
-
-    def remove(self) -> None:
-        """Put the original back."""
-        if self._own is None:
-            del self._kind.__call__
-        else:
-            self._kind.__call__ = self._own

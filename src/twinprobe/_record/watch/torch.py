@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,6 @@ from twinprobe._record.watch.torch_statistics import (
     output_statistics,
 )
 from twinprobe._runs.watch import DIGEST
-from twinprobe.errors import BadInput, did_you_mean
 
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
@@ -47,11 +45,7 @@ class TorchWatcher(Watcher):
 
     def __init__(self, config: RecordConfig) -> None:
         super().__init__(config)
-        self._handles: list[Any] = []
         self._backward: Any = None
-        self._depth = 0  # of watched calls around the one at hand
-        self._observing = False  # this call of the model belongs to a step that is written
-        self._models: list[torch.nn.Module] = []
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._buffers: list[tuple[str, dict[str, Any], str]] = []  # a module may put another tensor in its place
         self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
@@ -59,7 +53,6 @@ class TorchWatcher(Watcher):
         self._passes: dict[torch.device, DevicePass | None] = {}
         self._places: dict[str, dict[str, tuple[int, int]]] = {}  # series of a parameter and of its gradient
         self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
-        self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
         self.cycle = Cycle()
         # Of each optimizer: the number of its first group, and the parameters whose gradients are noted when it steps.
         self._updates: weakref.WeakKeyDictionary[Any, tuple[int, list[tuple[str, torch.nn.Parameter]]]]
@@ -69,7 +62,6 @@ class TorchWatcher(Watcher):
         self._digests = Digests()
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
-        self._noted = False  # the parameters of this step
         self._late = False  # a step with a closure is under way: its gradients come while it runs
 
     def rank(self) -> int | None:
@@ -79,23 +71,18 @@ class TorchWatcher(Watcher):
     # -- attaching --------------------------------------------------------------------------------------------------
 
     def attach(self, models: Any) -> None:
-        self._models = list(models) if isinstance(models, list | tuple) else [models]
         self._parameters, self._buffers = [], []
-        several = len(self._models) > 1
-        blocks: dict[str, torch.nn.Module] = {}
-        for at, model in enumerate(self._models):
-            if not isinstance(model, torch.nn.Module):
-                raise BadInput(f"start(model=...) got {type(model).__name__}, which is no torch.nn.Module")
-            prefix = f"{at}." if several else ""
+        blocks: list[str] = []
+        for prefix, model in self.named_models(models, torch.nn.Module, "torch.nn.Module"):
             named = {f"{prefix}{name}": (module, compiled) for name, module, compiled in watched_modules(model)}
             if all(module is not model for module, _ in named.values()):
                 self._hook_entry(model, None)
-            chosen = _chosen(model, named, self.config.names)
+            chosen = set(self.listed(named)) if self.config.names else _blocks(model, named)
+            blocks += [name for name in named if name in chosen]
             # What a trainer calls may be the model or, as Lightning's training_step does, what it consists of.
             entries = {id(model), *(id(child) for child in model.children())}
             for name, (module, _) in named.items():
                 series = self._block(_unwrapped(name) or "model") if name in chosen else None
-                blocks |= {name: module} if name in chosen else {}
                 if id(module) in entries:
                     self._hook_entry(module, series)
                 elif series is not None:
@@ -107,10 +94,7 @@ class TorchWatcher(Watcher):
                 for name, one in module._buffers.items()
                 if one is not None and one.is_floating_point() and name not in module._non_persistent_buffers_set
             ]
-        missed = [one for one in self.config.names if not any(fnmatch.fnmatchcase(name, one) for name in blocks)]
-        if missed:
-            known = [name for model in self._models for name, _ in model.named_modules() if name]
-            raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
+        self.refuse_unmatched(blocks, (name for model in self._models for name, _ in model.named_modules() if name))
         keep_hooks_out_of_copies(self)
         self.cycle.follow(one for _, one in self._parameters)
         self._handles += [
@@ -480,15 +464,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if local is None else local
 
 
-def _chosen(
-    model: torch.nn.Module, named: dict[str, tuple[torch.nn.Module, bool]], patterns: tuple[str, ...]
-) -> set[str]:
-    """The modules whose outputs are measured: those of the list, otherwise the blocks.
-
-    A block is what a ModuleList or a Sequential holds, the outermost of them; compiled regions count as a whole.
-    """
-    if patterns:
-        return {name for name in named if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+def _blocks(model: torch.nn.Module, named: dict[str, tuple[torch.nn.Module, bool]]) -> set[str]:
+    """What a ModuleList or a Sequential holds, the outermost of them; compiled regions count as a whole."""
     paths = {id(module): name for name, (module, _) in named.items()}
     compiled = {id(module) for module, is_boundary in named.values() if is_boundary}
     found: set[str] = set()

@@ -17,8 +17,7 @@ from twinprobe._measure.elements import address_of
 from twinprobe._measure.engine import KERNEL_BYTES, STRIP, engine_for
 from twinprobe._measure.loops.sums import BLOCK, MAX, MIN, SQUARES, SUM, TENSOR_COLUMNS
 from twinprobe._record.torch.device import add_line
-from twinprobe._record.watch import MOST_ELEMENTS, ODD, Read
-from twinprobe._runs.watch import DIGEST
+from twinprobe._record.watch import MOST_ELEMENTS, ODD, Read, mixed_digests
 
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  # since 2.3
@@ -178,10 +177,7 @@ def output_statistics(values: torch.Tensor) -> list[torch.Tensor]:
 
 
 class Digests:
-    """Two digests of an input: of its samples in any order, and of its elements in their order.
-
-    They are the same wherever they are computed; on the host NumPy takes a tenth of the time.
-    """
+    """Digests of inputs, computed where these are; on the host NumPy takes a tenth of the time."""
 
     def __init__(self) -> None:
         self._weights: dict[torch.device, Any] = {}
@@ -206,10 +202,5 @@ class Digests:
             ends = 1, 2 * max(bits.shape) + 1
             weights = np.arange(*ends) if tensor.is_cpu else torch.arange(*ends, device=tensor.device)
             weights = self._weights[tensor.device] = weights * ODD | 1
-        rows = (bits * weights[: bits.shape[1]]).sum(1)
-        rows = (rows ^ (rows >> 29)) * ODD
-        mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
-        whole = (mixed * weights[:samples]).sum()
-        whole = (whole ^ (whole >> 32)) & (DIGEST - 1)
-        together = mixed.sum() & (DIGEST - 1)
-        return (int(together), int(whole)) if tensor.is_cpu else torch.stack((together, whole))
+        digests = mixed_digests(bits, weights)
+        return tuple(map(int, digests)) if tensor.is_cpu else torch.stack(digests)

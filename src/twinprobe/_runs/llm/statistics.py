@@ -6,12 +6,11 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
 from twinprobe._runs.llm.files import INPUT, OUTPUT, TORCH, Files, TensorFile, TokenFolder
-from twinprobe._runs.whole_files import csv_rows, open_file
+from twinprobe._runs.whole_files import csv_rows
 from twinprobe.errors import DamagedTensor
 
 STATS = ("max", "min", "mean", "l2norm")
@@ -103,11 +102,10 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         size = path.stat().st_size
         if size > _MOST_BYTES:
             return
-        with TextIOWrapper(open_file(path), encoding="utf-8", errors="replace", newline="") as file:
-            rows = csv_rows(file)
-            titles = [title.strip() for title in next(rows, [])]
-            for row in islice(filter(None, rows), _ROWS + size // _BYTES_PER_ROW):
-                yield {title: cell.strip() for title, cell in zip(titles, row, strict=False)}
+        rows = csv_rows(path)
+        titles = [title.strip() for title in next(rows, [])]
+        for row in islice(filter(None, rows), _ROWS + size // _BYTES_PER_ROW):
+            yield {title: cell.strip() for title, cell in zip(titles, row, strict=False)}
     except (OSError, csv.Error):
         return
 
