@@ -216,7 +216,7 @@ class Crossings:
 
     def pass_ended(self) -> None:
         """A backward pass is over: what it began, it finished."""
-        for crossing in [one for one in self._waiting if one.begun]:
+        for crossing in [crossing for crossing in self._waiting if crossing.begun]:
             crossing.finish()
 
     def close(self) -> None:

@@ -262,11 +262,14 @@ class EagerRecorder(Recorder):
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
         """The module's own parameters as they are now. Inside a compiled one nobody else records them: all of them."""
         found = self.own_parameters(info.module, info.compiled)
-        return {name: self._marked(info.module, name, self.note(one, save=self.save)) for name, one in found.items()}
+        return {
+            name: self._marked(info.module, name, self.note(parameter, save=self.save))
+            for name, parameter in found.items()
+        }
 
     def watched_parameters(self, info: ModuleInfo) -> dict[str, Any]:
         found = self.own_parameters(info.module, info.compiled)
-        return {name: one for name, one in found.items() if self.needs_gradient(one)}
+        return {name: parameter for name, parameter in found.items() if self.needs_gradient(parameter)}
 
     def _marked(self, module: Any, name: str, note: Note) -> Note:
         """The note of a parameter or of its gradient, marked where its layout is the framework's own."""

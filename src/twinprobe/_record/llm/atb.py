@@ -107,7 +107,7 @@ class DumpOptions:
     def environment(self, timestamp: str, probe: Path) -> dict[str, str]:
         """The variables that the library reads, and the library itself for the loader."""
         together = self.save_time == 3
-        told = {
+        variables = {
             "ATB_DUMP_TYPE": "|".join(self.types),
             "ATB_SAVE_TENSOR": "2" if self.only_save_desc else "1",
             "ATB_SAVE_TENSOR_TIME": "1" if together else str(self.save_time),
@@ -132,8 +132,8 @@ class DumpOptions:
             "ATB_DUMP_CONFIG": str(self.config_path.absolute()) if self.config_path else "",
             "ATB_DUMP_SUB_PROC_INFO_SAVE_PATH": str(self.process_folder) if "onnx" in self.type else "",
         }
-        told |= {name: value for name, value in optional.items() if value}
-        return told | ({} if self.seed is None else {**DETERMINISTIC, "PYTHONHASHSEED": str(self.seed)})
+        variables |= {name: value for name, value in optional.items() if value}
+        return variables | ({} if self.seed is None else {**DETERMINISTIC, "PYTHONHASHSEED": str(self.seed)})
 
     @property
     def process_folder(self) -> Path:

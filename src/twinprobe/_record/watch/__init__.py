@@ -116,7 +116,7 @@ class Watcher(ABC):
         self._failed = False
         self._pid = os.getpid()
         self._written = 0
-        self._sinks = [_sink(one, config.dump_path) for one in config.sinks]
+        self._sinks = [_sink(sink, config.dump_path) for sink in config.sinks]
         self._models: list[Any] = []
         self._handles: list[Any] = []
         self._losses: dict[str, list[Any]] = {}  # by where they were seen: log(), output, backward()
@@ -142,10 +142,10 @@ class Watcher(ABC):
     def named_models(self, models: Any, kind: Any, title: str) -> Iterator[tuple[str, Any]]:
         """The models, each with the front of its names: its number where there are several."""
         self._models = list(models) if isinstance(models, list | tuple) else [models]
-        for at, model in enumerate(self._models):
+        for index, model in enumerate(self._models):
             if not isinstance(model, kind):
                 raise BadInput(f"start(model=...) got {type(model).__name__}, which is no {title}")
-            yield f"{at}." if len(self._models) > 1 else "", model
+            yield f"{index}." if len(self._models) > 1 else "", model
 
     def listed(self, names: Iterable[str]) -> list[str]:
         """Those of these names that ``list`` asks for."""
@@ -319,7 +319,9 @@ class Watcher(ABC):
         self._stream.append(step.number, self._names, row)
         self._written += 1
         if self._sinks:
-            shown = {name: float(row[at]) for name, at in self._series.items() if known[at] and _is_shown(name)}
+            shown = {
+                name: float(row[index]) for name, index in self._series.items() if known[index] and _is_shown(name)
+            }
             for sink in self._sinks:
                 self._guarded("logging", sink.log, shown, step.number)
 

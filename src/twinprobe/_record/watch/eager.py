@@ -87,7 +87,7 @@ class EagerWatcher(Watcher):
             known += named
             for name in self._chosen(named):
                 self._blocks[id(named[name])] = self._block(name)
-            self.parameters |= {prefix + name: one for name, one in self.parameters_of(model)}
+            self.parameters |= {prefix + name: parameter for name, parameter in self.parameters_of(model)}
         self.refuse_unmatched(known, known)
         self._entries = {id(model) for model in self._models}
         self._handles = [Replaced(base, "__call__", calling(self.called)), *self.hooks()]
@@ -155,9 +155,11 @@ class EagerWatcher(Watcher):
                 self.note(f"setting.{name}", value if plain else zlib.crc32(str(value).encode()) % DIGEST)
             if not self.has_optimizer:  # nobody announces the update
                 self.note_parameters()
-        given = {str(at): value for at, value in enumerate(args)} | kwargs
+        given = {str(index): value for index, value in enumerate(args)} | kwargs
         tensors = [
-            (name, one) for name, value in given.items() for one in tensors_in(value, self.recorder.tensor_class, [])
+            (name, tensor)
+            for name, value in given.items()
+            for tensor in tensors_in(value, self.recorder.tensor_class, [])
         ]
         for name, tensor in tensors[:MOST_INPUTS]:
             host = self.on_host(tensor)
@@ -198,8 +200,8 @@ class EagerWatcher(Watcher):
         """Norm, largest magnitude and perhaps the mean of a tensor, for these series."""
         host = self.on_host(tensor)
         if host is None:
-            for place, one in zip(places, self.on_device(tensor), strict=False):
-                self.step.pending.append(functools.partial(_arrived, place, one))
+            for place, number in zip(places, self.on_device(tensor), strict=False):
+                self.step.pending.append(functools.partial(_arrived, place, number))
         elif host.data.size:
             high, low, mean, norm = (float(value or 0) for value in statistics(host)[:4])
             self.step.numbers += zip(places, (norm, max(abs(high), abs(low)), mean), strict=False)
@@ -245,8 +247,8 @@ class EagerWatcher(Watcher):
     def _is_ours(self, optimizer: Any) -> bool:
         """Whether this is the optimizer whose steps count: the first that holds parameters of the model."""
         if self._optimizer is None:
-            own = {id(one) for one in self.parameters.values()}
-            if any(id(one) in own for one in self.held_by(optimizer)):
+            own = {id(parameter) for parameter in self.parameters.values()}
+            if any(id(parameter) in own for parameter in self.held_by(optimizer)):
                 self._optimizer = optimizer
         return self._optimizer is optimizer
 
@@ -257,7 +259,7 @@ class EagerWatcher(Watcher):
     def _note_update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]]) -> None:
         if not self._noted:
             self.note_parameters()
-        names = {id(one): name for name, one in self.parameters.items()}
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
         for parameter, gradient in gradients:
             name = names.get(id(parameter))
             if name is not None and gradient is not None:
@@ -268,8 +270,8 @@ class EagerWatcher(Watcher):
     def note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
         self._noted = True
-        for name, one in self.parameters.items():
-            self.measure([self.series(f"parameter.{name}.{kind}") for kind in ("norm", "max")], one)
+        for name, parameter in self.parameters.items():
+            self.measure([self.series(f"parameter.{name}.{kind}") for kind in ("norm", "max")], parameter)
 
     def end_step(self) -> None:
         if self.wanted:

@@ -106,9 +106,9 @@ class _Layout:
         self.measured = measured
         sizes = np.array([size for _, size in measured], dtype=np.int64)
         self.starts = np.cumsum([0, *(-(-sizes // BLOCK))[:-1]], dtype=np.int64)
-        self.means = np.array([at for at, (series, _) in enumerate(measured) if len(series) == 3], dtype=np.int64)
+        self.means = np.array([index for index, (series, _) in enumerate(measured) if len(series) == 3], dtype=np.int64)
         self.sizes = sizes[self.means]
-        self.places = [series[at] for at in range(3) for series, _ in measured if at < len(series)]
+        self.places = [series[kind] for kind in range(3) for series, _ in measured if kind < len(series)]
 
 
 class DevicePass:
@@ -145,11 +145,11 @@ class DevicePass:
             places: list[int] = []
             values: list[float] = []
             for _, receivers, found in results():
-                for (series, count), one in zip(receivers, found, strict=True):
+                for (series, count), statistics in zip(receivers, found, strict=True):
                     # The largest value is taken without regard to NaN; the sums show it.
-                    largest = math.nan if one.nan else max(abs(one.max), abs(one.min))
+                    largest = math.nan if statistics.nan else max(abs(statistics.max), abs(statistics.min))
                     places += series
-                    values += (math.sqrt(one.squares), largest, one.total / count)[: len(series)]
+                    values += (math.sqrt(statistics.squares), largest, statistics.total / count)[: len(series)]
             return places, np.array(values, dtype=np.float64)
 
         return read
@@ -163,7 +163,9 @@ def norms_and_largest(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.
     elif _NORM_HAS_DTYPE:
         found = [torch._foreach_norm(tensors, order, dtype=dtype) for order in (2.0, math.inf)]
     else:
-        found = [[torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors] for order in (2.0, math.inf)]
+        found = [
+            [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors] for order in (2.0, math.inf)
+        ]
     return torch.stack(found[0]), torch.stack(found[1])
 
 

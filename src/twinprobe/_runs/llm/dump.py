@@ -274,7 +274,7 @@ def _topologies(layout: Layout, device: Device) -> list[OpNode]:
     root = layout.root
     folders = [root / "model" / device.pid, root / "info" / "model" / device.name]
     folders += sorted(folder for folder in (root / "model").glob("*") if folder.is_dir())
-    folder = next((one for one in folders if one.is_dir() and any(one.glob("*.json"))), None)
+    folder = next((folder for folder in folders if folder.is_dir() and any(folder.glob("*.json"))), None)
     if folder is None:
         return []
     shift = int((root / "layer" / folder.name / "TransdataOperation_0.json").is_file())

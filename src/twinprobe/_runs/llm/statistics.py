@@ -46,9 +46,9 @@ def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
         for row in _rows(token.root / token.folder / folder / _TORCH_FILE):
             io = INPUT if row.get("InputOutput", "").lower() == INPUT else OUTPUT
             # The file's own index is that of the innermost tuple, not unique: rows stand in the order of the tensors.
-            at = count[io]
+            index = count[io]
             count[io] += 1
-            file = TensorFile(io, (at,), f"{folder}/{_TORCH_FILE}#{io}.{at}")
+            file = TensorFile(io, (index,), f"{folder}/{_TORCH_FILE}#{io}.{index}")
             values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "L2Norm"))
             found[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
             listed.append(file)
@@ -123,4 +123,4 @@ def _number(text: str | None) -> float | None:
 
 def _shape(text: str) -> tuple[int, ...]:
     parts = text.strip("[]()").replace("x", ",").split(",")
-    return tuple(int(part) for part in (one.strip() for one in parts) if part.isdecimal() and len(part) < 16)
+    return tuple(int(part) for part in (piece.strip() for piece in parts) if part.isdecimal() and len(part) < 16)
