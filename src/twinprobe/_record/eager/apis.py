@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from operator import is_
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from twinprobe._record.calls import Api, ApiCall, Site
 from twinprobe._record.eager.host_rows import KnownRows
 from twinprobe._record.perturb import computes
 from twinprobe._record.rows import is_pending
+
+
+def functions_of(
+    space: Any, names: Iterable[str], api_of: Callable[[str], Api], homes: tuple[str, ...] = ("",)
+) -> Iterator[Site]:
+    """The public Python functions of a module by these names; ``homes`` are the modules that may define them."""
+    for name in sorted(names):
+        function = None if name.startswith("_") else getattr(space, name, None)
+        if isinstance(function, FunctionType) and str(function.__module__).startswith(homes):
+            yield Site(space, name, function, api_of(name))
 
 
 class ApiWatch:

@@ -7,14 +7,13 @@ import inspect
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from types import FunctionType
 from typing import Any
 
 import mindspore as ms
 from mindspore import ops
 
 from twinprobe._record.calls import CORE, CORE_NAMES, FOCUS, IMPURE_NAMES, NEVER_NAMES, Api, Site, words
-from twinprobe._record.eager.apis import Replaced, calling, writing
+from twinprobe._record.eager.apis import Replaced, calling, functions_of, writing
 
 _HOMES = (
     "mindspore.ops.function",
@@ -88,10 +87,7 @@ def function_sites() -> Iterator[Site]:
             module = import_module(place)
         except ImportError:
             continue
-        for name in sorted(_COLLECTIVES):
-            function = getattr(module, name, None)
-            if isinstance(function, FunctionType):
-                yield Site(module, name, function, make_api(kind, name))
+        yield from functions_of(module, _COLLECTIVES, functools.partial(make_api, kind))
 
 
 @functools.cache
@@ -106,11 +102,7 @@ def writing_sites() -> tuple[Site, ...]:
 
 
 def _functions(kind: str, space: Any) -> Iterator[Site]:
-    for name, function in sorted(vars(space).items()):
-        if name.startswith("_") or name in _NEVER or not isinstance(function, FunctionType):
-            continue
-        if str(function.__module__).startswith(_HOMES):
-            yield Site(space, name, function, make_api(kind, name))
+    return functions_of(space, vars(space).keys() - _NEVER, functools.partial(make_api, kind), _HOMES)
 
 
 def _methods() -> Iterator[Site]:
