@@ -217,29 +217,15 @@ class Replaced:
     """A function replaced by another one, until remove()."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self._owner, self._name = owner, name
-        self._own = vars(owner).get(name, _MISSING)  # missing where a class inherits it
+        self._owner, self._name, self._own = owner, name, vars(owner).get(name, _MISSING)
         setattr(owner, name, make(getattr(owner, name)))
 
     def remove(self) -> None:
-        """Put the original back."""
+        """Put the original back, where it was: in a class it may be inherited."""
         if self._own is _MISSING:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._own)
-
-
-def calling(called: Callable[[Any, Any, Any, Any], Any]) -> Callable[[Any], Any]:
-    """A maker of methods that hand a call over: ``called(original, owner, args, kwargs)``."""
-
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            return called(original, owner, args, kwargs)
-
-        return call
-
-    return make
 
 
 def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
@@ -255,6 +241,19 @@ def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[A
                 after()
 
         return run
+
+    return make
+
+
+def calling(called: Callable[[Any, Any, Any, Any], Any]) -> Callable[[Any], Any]:
+    """A maker of methods that hand a call over: ``called(original, owner, args, kwargs)``."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            return called(original, owner, args, kwargs)
+
+        return call
 
     return make
 
