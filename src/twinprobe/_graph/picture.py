@@ -181,18 +181,6 @@ def _note_merging(side: DrawnRun, made: Run | Merged) -> None:
         side.merge_info = {side.tree.index[op]: parts for op, parts in made.info.items()}
 
 
-# What our page knows beyond the old viewers lives in tables (in ``.vis`` files: under a key) that these never look at.
-CREATE_EXTRAS = """
-CREATE TABLE tb_twinprobe (
-    data_source TEXT NOT NULL, step INTEGER NOT NULL, rank INTEGER NOT NULL, node_name TEXT NOT NULL, error REAL,
-    verdict TEXT, origin TEXT, matched_by TEXT, node_order INTEGER, drift REAL,
-    expected REAL, times REAL, arguments TEXT,
-    PRIMARY KEY (step, rank, data_source, node_name)
-) WITHOUT ROWID;
-CREATE TABLE tb_twinprobe_summary (step INTEGER NOT NULL, rank INTEGER NOT NULL, key TEXT NOT NULL, value TEXT);
-"""
-
-
 def node_extras(picture: Picture) -> Iterator[tuple[object, ...]]:
     """One row per compared node of the run under test, in the order of the table's key."""
     side, values = picture.target, picture.values

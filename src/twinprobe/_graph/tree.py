@@ -286,7 +286,7 @@ def assign_micro_steps(tree: Tree, construct: Path) -> None:
     A forward module after any other module begins the next round; APIs belong to the round they stand in. Megatron
     dumps say it themselves.
     """
-    said = read_micro_steps(construct)
+    given = read_micro_steps(construct)
     tree.micro_steps = [0] * len(tree)
     current, others_seen = 0, False
     for node in tree.children[0]:
@@ -296,8 +296,8 @@ def assign_micro_steps(tree: Tree, construct: Path) -> None:
                 others_seen = True
             elif others_seen:
                 current, others_seen = current + 1, False
-        tree.micro_steps[node] = said.get(name, current)
+        tree.micro_steps[node] = given.get(name, current)
     for node in tree.pre_order()[1:]:
         parent = tree.parents[node]
         if parent > 0:
-            tree.micro_steps[node] = said.get(tree.names[node], tree.micro_steps[parent])
+            tree.micro_steps[node] = given.get(tree.names[node], tree.micro_steps[parent])

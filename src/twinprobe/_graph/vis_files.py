@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from twinprobe._graph.node_values import TASKS, TOOL_TIPS, drift_colours, drift_index, verdict_colours
 from twinprobe._graph.picture import (
-    CREATE_EXTRAS,
     DrawnRun,
     Picture,
     node_extras,
@@ -20,27 +19,13 @@ from twinprobe._graph.picture import (
     summary_facts,
     summary_rows,
 )
-from twinprobe._graph.read.db import database_uri
+from twinprobe._graph.read.db import OWN_SCHEMA, SCHEMA, database_uri
 from twinprobe._graph.tree import API, COLLECTION, MODULE, ROOT
 from twinprobe._graph.values import DB, VIS, CallTexts, Style, json_list, quoted
 from twinprobe._report.console import json_bytes
 from twinprobe._runs.names import GRADIENTS
 from twinprobe._runs.run import DIGESTS, TENSORS, Run
 
-_CREATE = """
-CREATE TABLE tb_nodes (
-    id TEXT PRIMARY KEY, graph_id TEXT NOT NULL, node_order INTEGER NOT NULL, node_name TEXT NOT NULL,
-    node_type TEXT NOT NULL, up_node TEXT, sub_nodes TEXT, precision_index INTEGER, overflow_level TEXT,
-    micro_step_id INTEGER NOT NULL, matched_node_link TEXT, stack_id TEXT, parallel_merge_info TEXT,
-    matched_distributed TEXT, modified INTEGER NOT NULL, input_data TEXT, output_data TEXT, data_source TEXT,
-    dump_data_dir TEXT, step INTEGER NOT NULL, rank INTEGER NOT NULL, is_distributed INTEGER
-);
-CREATE TABLE tb_stack (id TEXT PRIMARY KEY, stack_info TEXT);
-CREATE TABLE tb_config (
-    id TEXT PRIMARY KEY, graph_type TEXT NOT NULL, task TEXT, tool_tip TEXT, micro_steps INTEGER,
-    overflow_check INTEGER, node_colors TEXT NOT NULL, rank_list TEXT NOT NULL, step_list TEXT NOT NULL
-);
-"""
 _INDEX = """
 CREATE INDEX index1 ON tb_nodes (step, rank, data_source, up_node, node_order);
 CREATE INDEX index2 ON tb_nodes (step, rank, data_source, node_name);
@@ -71,7 +56,7 @@ class GraphDb:
                        "cache_size=-4096", "temp_store=MEMORY"):  # fmt: skip
             self._connection.execute(f"PRAGMA {pragma}")
         if nodes is not None:
-            self._connection.executescript(_CREATE + CREATE_EXTRAS)
+            self._connection.executescript(SCHEMA + OWN_SCHEMA)
         self._connection.execute("BEGIN")
 
     def absorb(self, part: Path) -> None:

@@ -27,9 +27,9 @@ from twinprobe._live.live_run import Values
 from twinprobe._live.measuring import find_differences
 from twinprobe._live.model_state import Buffers, KeptState, compare_parameters, copying
 from twinprobe._live.options import BACKWARD, FORWARD, Options
-from twinprobe._live.pairing.layer_map import LayerMap
+from twinprobe._live.pairing.layer_map import LayerMap, Paths
 from twinprobe._live.pairing.layers import LayerTree, mapped_paths, pair_by_names, pair_trees
-from twinprobe._live.pairing.matching import match_runs
+from twinprobe._live.pairing.matching import Matches, match_runs
 from twinprobe._live.result import Calls, Result
 from twinprobe._live.running import Masks, Model, mode_notes, run_model
 from twinprobe._live.weights.assigning import copy_plain, copy_weights
@@ -115,12 +115,7 @@ def _one_step(
             tested, more = run_fed(raw, reference, base, options, layer_map, masks, kept)
         else:
             tested = run_model(raw, options, layer_map, masks)
-        matches = match_runs(tested.run, reference.run, layer_map, raw.paths, base.paths)
-        lost = aliases.drop_changed()
-        findings = find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
-        claim = judge_runs(tested.run, reference.run, matches, findings)
-        tested.run.release()
-        reference.run.release()
+        matches, findings, claim = compare_runs(comparison, tested.run, reference.run, (raw.paths, base.paths), step)
     if LOSS_PHASE in phases and tested.loss is not None and reference.loss is not None:
         gap = compare(tested.loss, reference.loss, options.tolerance)
         more.append(Finding(step, LOSS_PHASE, "loss", "loss", "loss", "loss", gap, True, dtype=tested.loss.dtype))
@@ -138,9 +133,23 @@ def _one_step(
             notes += mode_notes(base, raw, matches.calls)
         notes += [*matches.notes, *(masks.notes if masks is not None else [])]
     notes += [*reference.problems, *tested.problems]
-    if lost:
-        notes.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
     comparison.add(findings, more, tested.run, reference.run, claim)
+
+
+def compare_runs(
+    comparison: Comparison, raw: Values, base: Values, paths: tuple[Paths | None, Paths | None], step: int
+) -> tuple[Matches, Findings, Claim | None]:
+    """Pair, measure and judge what two runs have recorded. Their tensors are let go."""
+    options = comparison.options
+    matches = match_runs(raw, base, comparison.layer_map, *paths)
+    lost = aliases.drop_changed()
+    if lost:
+        comparison.notes.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
+    findings = find_differences(raw, base, matches, options.tolerance, step, PHASES[options.phase])
+    claim = judge_runs(raw, base, matches, findings)
+    raw.release()
+    base.release()
+    return matches, findings, claim
 
 
 def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Options) -> list[str]:

@@ -267,22 +267,29 @@ def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -
     sides = _with_gradient(raw), _with_gradient(base)
     if not sides[0] or not sides[1]:
         return
+    for row, (call, name), (partner, partner_name), rule in parameter_pairs(raw, base, rows):
+        has = (call.body, name) in sides[0], (partner.body, partner_name) in sides[1]
+        if has[0] != has[1]:
+            why = f"only the {'raw' if has[0] else 'base'} model has a gradient here"
+            tested, golden = (
+                ".".join(filter(None, (op.prefix, op.body, op.cls, GRADIENTS, "0"))) for op in (call, partner)
+            )
+            gap = Gap(False, why, nan, nan, nan, nan, nan)
+            yield Finding(step, GRADIENT_PHASE, tested, golden, "gradient", name, gap, True, rule=rule, order=row)
+
+
+def parameter_pairs(
+    raw: Values, base: Values, rows: list[Pair]
+) -> Iterator[tuple[int, tuple[OpName, str], tuple[OpName, str], str]]:
+    """The pairs of parameters among these rows, each parameter once: the raw row, call and name of both, the rule."""
     seen: set[tuple[str, str]] = set()
     roles = raw.columns["role"], base.columns["role"]
     for row, other, rule in rows:
-        if roles[0][row] != PARAMETER or roles[1][other] != PARAMETER:
-            continue
-        call, name = parameter_of(raw, row)
-        partner, partner_name = parameter_of(base, other)
-        if (_module(call), name) in seen:
-            continue
-        seen.add((_module(call), name))
-        has = (_module(call), name) in sides[0], (_module(partner), partner_name) in sides[1]
-        if has[0] != has[1]:
-            why = f"only the {'raw' if has[0] else 'base'} model has a gradient here"
-            calls = f"{_module(call)}.{GRADIENTS}.0", f"{_module(partner)}.{GRADIENTS}.0"
-            gap = Gap(False, why, nan, nan, nan, nan, nan)
-            yield Finding(step, GRADIENT_PHASE, *calls, "gradient", name, gap, True, rule=rule, order=row)
+        if roles[0][row] == roles[1][other] == PARAMETER:
+            call, name = parameter_of(raw, row)
+            if (call.body, name) not in seen:
+                seen.add((call.body, name))
+                yield row, (call, name), parameter_of(base, other), rule
 
 
 def _with_gradient(run: Values) -> set[tuple[str, str]]:
@@ -290,7 +297,7 @@ def _with_gradient(run: Values) -> set[tuple[str, str]]:
     for op, role, name in zip(*(run.columns[column] for column in ("op", "role", "name")), strict=True):
         if role == GRADIENT:
             whole = parse_op(run.ops[op])
-            parameters.add((_module(whole), name.removeprefix(whole.text + ".")))
+            parameters.add((whole.body, name.removeprefix(whole.text + ".")))
     return parameters
 
 
@@ -298,7 +305,3 @@ def parameter_of(run: Values, row: int) -> tuple[OpName, str]:
     """The call and the name of a recorded parameter."""
     call = parse_op(run.ops[run.columns["op"][row]])
     return call, run.columns["name"][row].removeprefix(f"{call.text}.parameters.")
-
-
-def _module(op: OpName) -> str:
-    return ".".join(filter(None, (op.prefix, op.body, op.cls)))

@@ -19,7 +19,7 @@ from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Fi
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import Values
-from twinprobe._live.measuring import parameter_of, put_together
+from twinprobe._live.measuring import parameter_of, parameter_pairs, put_together
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Model
@@ -32,7 +32,7 @@ from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe._report.console import say
 from twinprobe._runs.names import FORWARD, OpName, parse_op
-from twinprobe._runs.table import INPUT, PARAMETER
+from twinprobe._runs.table import INPUT
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import TwinProbeError, listed
 
@@ -123,15 +123,8 @@ def compare_parameters(
     raw: Model, base: Model, tested: Values, reference: Values, matches: Matches, tolerance: Tolerance, step: int
 ) -> list[Finding]:
     """Measure the parameters that belong together as they are now."""
-    findings, seen = [], set()
-    for row, other, rule in matches.rows:
-        if tested.columns["role"][row] != PARAMETER or reference.columns["role"][other] != PARAMETER:
-            continue
-        call, name = parameter_of(tested, row)
-        if (call.body, name) in seen:
-            continue
-        seen.add((call.body, name))
-        partner, partner_name = parameter_of(reference, other)
+    findings = []
+    for row, (call, name), (partner, partner_name), rule in parameter_pairs(tested, reference, matches.rows):
         if row in matches.groups:
             parts = [
                 [_parameter(model, *parameter_of(run, member)) for member in rows]
@@ -140,7 +133,6 @@ def compare_parameters(
             if any(part is None for side in parts for part in side):
                 continue
             tensor, golden = put_together(*([part[0] for part in side if part] for side in parts))
-            gap = compare(tensor, golden, tolerance)
         else:
             held, partner_held = _parameter(raw, call, name), _parameter(base, partner, partner_name)
             if held is None or partner_held is None:
@@ -148,7 +140,7 @@ def compare_parameters(
             (tensor, turned), (golden, golden_turned) = held, partner_held
             tensor = transposed(tensor) if turned != golden_turned else tensor
             tensor = turned_like(tensor, [ANY_ORDER], golden) if rule.endswith(REORDERED) else tensor
-            gap = compare(tensor, golden, tolerance)
+        gap = compare(tensor, golden, tolerance)
         findings.append(
             Finding(
                 step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,

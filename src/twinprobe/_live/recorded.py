@@ -13,14 +13,12 @@ import numpy as np
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._align.rows import pair_parameters
-from twinprobe._live.comparing import PHASES, Comparison
-from twinprobe._live.findings import judge_runs
+from twinprobe._live.comparing import Comparison, compare_runs
 from twinprobe._live.live_run import Values, read_run
-from twinprobe._live.measuring import find_differences, parameter_of
+from twinprobe._live.measuring import parameter_of
 from twinprobe._live.model_state import KeptState, copying
 from twinprobe._live.pairing.layer_map import LayerMap, Paths
 from twinprobe._live.pairing.layers import LayerTree, structure
-from twinprobe._live.pairing.matching import match_runs
 from twinprobe._live.running import Model, recorded_masks, run_model
 from twinprobe._measure.tolerance import transposed
 from twinprobe._runs.dtypes import widened
@@ -126,11 +124,7 @@ def _two_recordings(comparison: Comparison, base: Path, raw: Path) -> None:
 
 def _compare(comparison: Comparison, tested: Values, reference: Values, paths: Paths | None, step: int) -> None:
     options = comparison.options
-    matches = match_runs(tested, reference, comparison.layer_map, paths, None)
-    findings = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
-    claim = judge_runs(tested, reference, matches, findings)
-    tested.release()
-    reference.release()
+    matches, findings, claim = compare_runs(comparison, tested, reference, (paths, None), step)
     if options.only:  # each of them decides
         findings = [replace(finding, decides=True) for finding in findings if finding.place in options.only]
     if not findings:

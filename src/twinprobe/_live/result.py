@@ -81,17 +81,17 @@ def call_tree(run: Calls, marks: Mapping[str, str]) -> list[Branch]:
     return roots
 
 
-def tree_lines(roots: list[Branch], *, plain: bool = False, most: int = MOST_LINES) -> list[tuple[str, str]]:
+def tree_lines(roots: list[Branch], *, plain: bool = False) -> list[tuple[str, str]]:
     """(line, mark) from top to bottom; in a long tree what agrees is folded."""
     total = sum(root.count() for root in roots)
     lines: list[tuple[str, str]] = []
     for root in roots:
-        _grow(root, "", "", lines, fold=total > most, plain=plain)
-    if len(lines) > most:
+        _grow(root, "", "", lines, fold=total > MOST_LINES, plain=plain)
+    if len(lines) > MOST_LINES:
         first = next((place for place, (_, mark) in enumerate(lines) if mark == FIRST), 0)
-        begin = max(0, min(first - most // 2, len(lines) - most))
-        left = len(lines) - most
-        lines = [*lines[begin : begin + most], (f"... {left} more lines", UNSEEN)]
+        left = len(lines) - MOST_LINES
+        begin = max(0, min(first - MOST_LINES // 2, left))
+        lines = [*lines[begin : begin + MOST_LINES], (f"... {left} more lines", UNSEEN)]
     return lines
 
 

@@ -324,20 +324,20 @@ class NameFilter:
             if len(self._seen) < 20_000:
                 self._seen[name] = None
             if self._unmatched:
-                self._unmatched = {one for one in self._unmatched if one not in name}
+                self._unmatched = {entry for entry in self._unmatched if entry not in name}
         if self.everything:
             return True
         if self._scope:
             return self._inside_scope
         chain = tuple(ancestors)  # walked once per entry of the list
         return any(
-            one in name or (one.startswith(_CONTAINERS) and any(one in ancestor for ancestor in chain))
-            for one in self._names
+            entry in name or (entry.startswith(_CONTAINERS) and any(entry in ancestor for ancestor in chain))
+            for entry in self._names
         )
 
     def wants_tensors(self, name: str) -> bool:
         """Whether tensor_list asks for this call's real tensors."""
-        return bool(self._tensors) and any(one in name for one in self._tensors)
+        return bool(self._tensors) and any(entry in name for entry in self._tensors)
 
     def complaints(self) -> list[str]:
         """One sentence per entry of scope, list or tensor_list that never matched, with the nearest names."""

@@ -233,21 +233,21 @@ def seed_python(seed: int) -> None:
     np.random.seed(seed)
 
 
-def replace_dropout(functional: Any, names: tuple[str, ...], rate: str = "p") -> None:
+def replace_dropout(functional: Any, names: tuple[str, ...]) -> None:
     """Make the dropout functions of a namespace pass their input on: their rate becomes 0."""
     for name in names:
         original = getattr(functional, name, None)
         if original is not None and not getattr(original, "_twinprobe_without_dropout", False):
-            setattr(functional, name, _without_rate(original, rate))
+            setattr(functional, name, _without_rate(original))
 
 
-def _without_rate(original: Any, rate: str) -> Any:
+def _without_rate(original: Any) -> Any:
     @functools.wraps(original)
     def passing(*args: Any, **kwargs: Any) -> Any:
         if len(args) > 1:
             args = (args[0], 0.0, *args[2:])
         else:
-            kwargs[rate] = 0.0
+            kwargs["p"] = 0.0
         return original(*args, **kwargs)
 
     passing._twinprobe_without_dropout = True  # type: ignore[attr-defined]

@@ -149,9 +149,9 @@ class Recorder(Framework):
     def check_models(self, model: Any) -> list[Any]:
         """The modules to watch; refuses what is none."""
         models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
-        for one in models:
-            if not isinstance(one, self.module_class):
-                raise BadInput(f"start(model=...) got {type(one).__name__}, which is no {self.module_title}")
+        for module in models:
+            if not isinstance(module, self.module_class):
+                raise BadInput(f"start(model=...) got {type(module).__name__}, which is no {self.module_title}")
         if not models and self.records_modules:
             raise BadInput(f"level {self.config.level} records {self.module_title} calls: call start(model=...)")
         return models
@@ -281,7 +281,11 @@ def _check_token_range(token_range: Any, models: list[Any]) -> None:
     if token_range is None:
         return
     ok = isinstance(token_range, list | tuple) and len(token_range) == 2
-    if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
+    if (
+        not ok
+        or not all(isinstance(token, int) and token >= 0 for token in token_range)
+        or token_range[0] > token_range[1]
+    ):
         raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")
     if not models:
         raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")

@@ -48,8 +48,8 @@ def legacy_statistics(  # noqa: PLR0911  one return per kind of number
     if kind[:1].isupper():  # Float32: MindSpore's spelling
         return _mindspore(kind, shape, values, extra)
     if not shape:
-        one = values.max
-        return (one, one, None, None, extra) if kind == "bool" else (one, one, one, one, extra)
+        only = values.max
+        return (only, only, None, None, extra) if kind == "bool" else (only, only, only, only, extra)
     if kind in _NARROW:
         count = prod(shape)
         own = "float32" if high else kind

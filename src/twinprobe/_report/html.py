@@ -182,12 +182,13 @@ def brand(badges: Iterable[str]) -> str:
 def policy(style: str, script: str) -> str:
     """Allow exactly the page's own style and script."""
     return (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """How a policy names a script or style: by its hash."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -205,7 +205,7 @@ def write_index(folder: Path) -> Path | None:
         for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda match: match[0].zfill(20), path.name)):
             name = path.relative_to(folder).as_posix()
             kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
-            said = ""
+            note = ""
             if path.name.startswith(".") or name == INDEX or not (is_result or (path.is_file() and kind != _OTHERS)):
                 continue
             if path.is_dir():
@@ -218,13 +218,13 @@ def write_index(folder: Path) -> Path | None:
                 name += "/"
             else:
                 size = path.stat().st_size
-                said = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
+                note = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
                 if path.suffix == ".html":
                     with path.open("rb") as page:
                         title = _TITLE.search(page.read(4096).decode("utf-8", "replace"))
-                    said = said if title is None or not title[1] else f"{html.unescape(title[1])} · {said}"
+                    note = note if title is None or not title[1] else f"{html.unescape(title[1])} · {note}"
             link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
-            groups.setdefault(kind, []).append(f"<li>{link} <small>{html.escape(visible(said))}</small></li>")
+            groups.setdefault(kind, []).append(f"<li>{link} <small>{html.escape(visible(note))}</small></li>")
             links += 1
     if not groups or (groups.keys() <= {_TABLES, _OTHERS} and links == 1):
         return None

@@ -74,18 +74,19 @@ def panel(title: str, content: str, kind: str = "") -> str:
     return f'<section class="panel {kind}"><div class="story"><h2>{shown(title)}</h2>{content}</div></section>'
 
 
-def html_table(table: pl.DataFrame, most: int = _MOST_ROWS) -> str:
+def html_table(table: pl.DataFrame) -> str:
     """A table as HTML; what is too much for a page is counted."""
     numeric = {name for name in table.columns if table[name].dtype.is_numeric()}
     head = "".join(f'<th class="{"n" if name in numeric else ""}">{shown(name)}</th>' for name in table.columns)
     lines = []
-    for row in table.head(most).iter_rows():
+    for row in table.head(_MOST_ROWS).iter_rows():
         cells = (
             f'<td class="{"n" if name in numeric else ""}">{_cell(value)}</td>'
             for name, value in zip(table.columns, row, strict=True)
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    more = f'<p class="hint">{table.height - most:,} more rows are in the table</p>' if table.height > most else ""
+    left = table.height - _MOST_ROWS
+    more = f'<p class="hint">{left:,} more rows are in the table</p>' if left > 0 else ""
     return f'<div class="scroll" tabindex="0"><table class="plain"><tr>{head}</tr>{"".join(lines)}</table></div>{more}'
 
 

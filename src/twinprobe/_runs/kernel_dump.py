@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from io import TextIOWrapper
 from pathlib import Path
 
 from twinprobe._runs.json_pieces import ENTRY, Budget
 from twinprobe._runs.table import TENSOR, Leaf, Stat
-from twinprobe._runs.whole_files import csv_rows, open_file, scan
+from twinprobe._runs.whole_files import csv_rows, scan
 from twinprobe.errors import BadInput
 
 # Names of kernels in a static graph's dump: what a file name says, and the list that stands in for long ones.
@@ -64,16 +63,15 @@ def read_name_list(folder: Path) -> tuple[dict[str, str], list[str]]:
     names: dict[str, str] = {}
     short = 0
     try:
-        with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
-            budget = Budget(path.stat().st_size)
-            for row in csv_rows(file):
-                if len(row) < 2:
-                    short += bool(row)
-                    continue
-                # Some writers leave the ending off; the file in the folder has it.
-                short_name, name = row[0].strip().removesuffix(".npy") + ".npy", row[1].strip()
-                budget.take((short_name, name), ENTRY)
-                names[short_name] = name
+        budget = Budget(path.stat().st_size)
+        for row in csv_rows(path):
+            if len(row) < 2:
+                short += bool(row)
+                continue
+            # Some writers leave the ending off; the file in the folder has it.
+            short_name, name = row[0].strip().removesuffix(".npy") + ".npy", row[1].strip()
+            budget.take((short_name, name), ENTRY)
+            names[short_name] = name
     except (OSError, csv.Error, ValueError) as error:
         raise BadInput(f"cannot be read: {error}", where=path) from None
     return names, [f"{path}: {short} lines without two columns were left out"] if short else []
@@ -96,8 +94,7 @@ def read_statistics(path: Path, notes: list[str]) -> Iterator[tuple[KernelName, 
     if path.stat().st_size > LARGEST:
         raise BadInput(f"is larger than {LARGEST >> 30} GiB", where=path)
     try:
-        with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
-            yield from _lines(path, csv_rows(file), notes)
+        yield from _lines(path, csv_rows(path), notes)
     except (OSError, csv.Error) as error:
         raise BadInput(f"cannot be read: {error}", where=path) from None
 

@@ -245,9 +245,10 @@ _CHUNK_BYTES = 2 << 20
 # Bytes of a row beside its texts: call, role, kind, and four statistics with their kinds.
 _ROW = 4 + 1 + 1 + 4 * 9
 _STAT_TEXTS = tuple(f"{stat}_text" for stat in STATS)
-_TEXTS = frozenset(
-    ("name", "dtype", "shape", "digest", "value_digest", "meaning", "file", "layout", "type", "peer", *_STAT_TEXTS)
-)
+_TEXT_FIELDS = {
+    "dtype": "dtype", "shape": "shown_shape", "file": "data_name", "layout": "layout", "type": "type", "peer": "peer",
+}  # fmt: skip
+_TEXTS = frozenset(("name", "digest", "value_digest", "meaning", *_TEXT_FIELDS, *_STAT_TEXTS))
 _COLUMNS = ("op", "role", "name", "kind", "dtype", "shape", "requires_grad",
           *(f"{stat}{end}" for stat in STATS for end in ("", "_kind", "_text")),
           "digest", "value_digest", "meaning", "file", "layout", "type", "peer")  # fmt: skip
@@ -329,17 +330,13 @@ class TableBuilder:
         self._columns["role"].add(role)
         self._add_texts("name", self._name)
         self._columns["kind"].add(pl.Series([leaf.kind for leaf in leaves], dtype=pl.UInt8))
-        self._add_texts("dtype", [leaf.dtype for leaf in leaves])
-        self._add_texts("shape", [leaf.shown_shape for leaf in leaves])
         self._columns["requires_grad"].add(pl.Series([leaf.requires_grad for leaf in leaves], dtype=pl.Boolean))
         self._put_statistics(leaves)
         self._add_texts("digest", [None if leaf.md5 is None else str(leaf.md5) for leaf in leaves])
         self._add_texts("value_digest", [None if leaf.kind == TENSOR else value_digest(leaf) for leaf in leaves])
         self._add_texts("meaning", [meaning(leaf) if leaf.kind == VALUE else None for leaf in leaves])
-        self._add_texts("file", [leaf.data_name for leaf in leaves])
-        self._add_texts("layout", [leaf.layout for leaf in leaves])
-        self._add_texts("type", [leaf.type for leaf in leaves])
-        self._add_texts("peer", [leaf.peer for leaf in leaves])
+        for column, field in _TEXT_FIELDS.items():
+            self._add_texts(column, [getattr(leaf, field) for leaf in leaves])
         self._rows += len(self._op)
         self._op, self._role, self._name, self._leaf = [], [], [], []
 
@@ -515,18 +512,19 @@ class _Room:
 
 def _add_flat(builder: TableBuilder, op: int, name: str, flat: FlatEntry) -> int:
     """Add the rows of a call, and tell how many."""
-    for index, leaf in enumerate(flat.input_args):
-        _add(builder, op, INPUT, f"{name}.input.{index}", "", leaf)
-    for key, leaf in flat.input_kwargs.items():
-        _add(builder, op, INPUT, f"{name}.input.{key}", key, leaf)
-    for index, leaf in enumerate(flat.input):
-        _add(builder, op, INPUT, f"{name}.input.{index}", "", leaf)
-    for key, leaf in flat.parameters.items():
-        _add(builder, op, PARAMETER, f"{name}.parameters.{key}", key, leaf)
-    for index, leaf in enumerate(flat.output):
-        _add(builder, op, OUTPUT, f"{name}.output.{index}", "", leaf)
-    rows = len(flat.input_args) + len(flat.input) + len(flat.output)
-    return rows + len(flat.input_kwargs) + len(flat.parameters)
+    rows = 0
+    for section, suffix, role in _SECTIONS:
+        content = getattr(flat, section)
+        if not content:
+            continue
+        rows += len(content)
+        if type(content) is dict:
+            for key, leaf in content.items():
+                _add(builder, op, role, f"{name}.{suffix}.{key}", key, leaf)
+        else:
+            for index, leaf in enumerate(content):
+                _add(builder, op, role, f"{name}.{suffix}.{index}", "", leaf)
+    return rows
 
 
 def _add(builder: TableBuilder, op: int, role: int, name: str, argument: str, leaf: Leaf | None) -> None:

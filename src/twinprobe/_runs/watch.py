@@ -110,16 +110,19 @@ class WatchStream:
         self._file.close()
         copy.replace(self._path)
         moved = len(head) - start
-        self._batches = [(0, 0, len(head)), *((rows, at + moved, size) for rows, at, size in self._batches[first:])]
+        self._batches = [
+            (0, 0, len(head)),
+            *((rows, start + moved, size) for rows, start, size in self._batches[first:]),
+        ]
         self._file = self._path.open("ab", buffering=0)
         self._size += moved
 
     def _names_before(self, first: int) -> list[str]:
-        _, at, size = next(batch for batch in reversed(self._batches[:first]) if not batch[0])
+        _, start, size = next(batch for batch in reversed(self._batches[:first]) if not batch[0])
         with self._path.open("rb") as file:
-            file.seek(at)
+            file.seek(start)
             message = file.read(size)
-        if at:
+        if start:
             message = _schema() + message
         return list(_frame(message + _END)["names"][0])
 
@@ -146,9 +149,9 @@ def _schema() -> bytes:
     return _framed(buffer)
 
 
-def _write_fields(buffer: bytearray, at: int, fields: tuple[_Field, ...]) -> None:
+def _write_fields(buffer: bytearray, refers: int, fields: tuple[_Field, ...]) -> None:
     """A vector of columns, each with its name, its type and the columns inside of it."""
-    places = _vector(buffer, at, len(fields), "I")
+    places = _vector(buffer, refers, len(fields), "I")
     for place, (name, kind, inner) in zip(places, fields, strict=True):
         nullable = kind == _LIST
         title, _, _, of, _, children = _table(
@@ -163,10 +166,10 @@ def _write_fields(buffer: bytearray, at: int, fields: tuple[_Field, ...]) -> Non
 def _batch(steps: list[int], names: list[list[str] | None], values: NDArray[np.float32]) -> bytes:
     """The message with these rows."""
     count = len(steps)
-    texts = [text.encode("utf-8", "backslashreplace") for one in names for text in one or ()]
-    ends = np.cumsum([0, *(len(one or ()) for one in names)], dtype=np.int32)
-    nulls = sum(one is None for one in names)
-    present = np.packbits([one is not None for one in names], bitorder="little").tobytes() if nulls else b""
+    texts = [text.encode("utf-8", "backslashreplace") for row in names for text in row or ()]
+    ends = np.cumsum([0, *(len(row or ()) for row in names)], dtype=np.int32)
+    nulls = sum(row is None for row in names)
+    present = np.packbits([row is not None for row in names], bitorder="little").tobytes() if nulls else b""
     width = values.shape[1]
     columns: list[tuple[int, int, list[bytes]]] = [  # rows, nulls, and the buffers: the first says what is null
         (count, 0, [b"", np.array(steps, dtype="<i8").tobytes()]),
@@ -186,7 +189,7 @@ def _batch(steps: list[int], names: list[list[str] | None], values: NDArray[np.f
     _vector(
         buffer, nodes, len(columns), "qq", struct.pack(f"<{2 * len(columns)}q", *(n for c in columns for n in c[:2]))
     )
-    _vector(buffer, buffers, len(spans), "qq", struct.pack(f"<{2 * len(spans)}q", *(n for one in spans for n in one)))
+    _vector(buffer, buffers, len(spans), "qq", struct.pack(f"<{2 * len(spans)}q", *(n for span in spans for n in span)))
     return _framed(buffer) + body
 
 
@@ -200,18 +203,18 @@ def _message(kind: int, body: int) -> tuple[bytearray, int]:
 def _table(buffer: bytearray, refers: int, fields: Sequence[tuple[str, Any] | None]) -> list[int]:
     """Append a table, which the offset at ``refers`` points to; returns the places of its fields."""
     offsets, size = [0] * len(fields), 4
-    order = sorted((at for at, one in enumerate(fields) if one), key=lambda at: -struct.calcsize(fields[at][0]))  # type: ignore[index]
-    for at in order:
-        width = struct.calcsize(fields[at][0])  # type: ignore[index]
+    present = [(struct.calcsize(field[0]), index, *field) for index, field in enumerate(fields) if field]
+    present.sort(key=lambda field: -field[0])  # the widest first: no padding between them
+    for width, index, _, _ in present:
         size += -size % width
-        offsets[at] = size
+        offsets[index] = size
         size += width
     head = struct.pack(f"<{2 + len(fields)}H", 4 + 2 * len(fields), size, *offsets)
     buffer += bytes(-(len(buffer) + len(head)) % 8) + head
     start = len(buffer)
     buffer += struct.pack("<i", len(head)) + bytes(size - 4)
-    for at in order:
-        struct.pack_into(f"<{fields[at][0]}", buffer, start + offsets[at], fields[at][1])  # type: ignore[index]
+    for _, index, kind, value in present:
+        struct.pack_into(f"<{kind}", buffer, start + offsets[index], value)
     struct.pack_into("<I", buffer, refers, start - refers)
     return [start + offset for offset in offsets]
 
@@ -223,7 +226,7 @@ def _vector(buffer: bytearray, refers: int, count: int, kind: str, content: byte
     buffer += struct.pack("<I", count)
     start, width = len(buffer), struct.calcsize(f"<{kind}")
     buffer += bytes(count * width) if content is None else content + b"\0"
-    return [start + at * width for at in range(count)]
+    return [start + index * width for index in range(count)]
 
 
 def _framed(metadata: bytearray) -> bytes:
@@ -291,8 +294,8 @@ def read_watch(path: Path) -> Watched:
     if not steps:
         raise BadInput("holds no step", where=path, hint="the run ended before its first batch was written")
     table = np.full((len(rows), len(names)), MISSING, dtype=np.float32)
-    for at, values in enumerate(rows):
-        table[at, : len(values)] = values
+    for row, values in enumerate(rows):
+        table[row, : len(values)] = values
     numbers = np.array(steps, dtype=np.int64)
     last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
     table, numbers = table[last], numbers[last]
@@ -314,16 +317,16 @@ def _frame(stream: bytes, path: Path | None = None) -> pl.DataFrame:
 
 def _whole_messages(data: bytes) -> int:
     """Where the last whole message ends. Each says in its metadata, a flatbuffer, how long its body is."""
-    at = 0
-    while at + 8 <= len(data):
-        mark, size = struct.unpack_from("<II", data, at)
-        if mark != 0xFFFFFFFF or not size or at + 8 + size > len(data):
+    end = 0
+    while end + 8 <= len(data):
+        mark, size = struct.unpack_from("<II", data, end)
+        if mark != 0xFFFFFFFF or not size or end + 8 + size > len(data):
             break
-        body = _body_length(data[at + 8 : at + 8 + size])
-        if body is None or at + 8 + size + body > len(data):
+        body = _body_length(data[end + 8 : end + 8 + size])
+        if body is None or end + 8 + size + body > len(data):
             break
-        at += 8 + size + body
-    return at
+        end += 8 + size + body
+    return end
 
 
 def _body_length(metadata: bytes) -> int | None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from hashlib import sha256
+from io import TextIOWrapper
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from tempfile import gettempdir
@@ -247,6 +248,18 @@ def json_file(path: Path) -> bytes:
     return in_proportion(whole_file(path))
 
 
+def read_json(path: Path) -> Any:
+    """The document of a JSON file; BadInput where it cannot be read, or is none."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(json_file(path))
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # older versions of msgspec have no ValueError
+        raise BadInput(f"is not valid JSON: {error}", where=path) from None
+
+
 def in_proportion(blob: bytes) -> bytes:
     """The same JSON text; ValueError where it would become very many small objects."""
     objects = blob.count(b"{")
@@ -375,11 +388,11 @@ def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = Fal
 _LONGEST = 1 << 20
 
 
-def csv_rows(file: TextIO) -> Iterator[list[str]]:
+def csv_rows(path: Path) -> Iterator[list[str]]:
     """The rows; csv.Error where one is longer than any that a recorder writes."""
     taken = 0  # characters of this row so far
 
-    def lines() -> Iterator[str]:
+    def lines(file: TextIO) -> Iterator[str]:
         nonlocal taken
         while line := file.readline(_LONGEST):
             taken += len(line)
@@ -387,6 +400,7 @@ def csv_rows(file: TextIO) -> Iterator[list[str]]:
                 raise csv.Error(f"a row has more than {_LONGEST} characters")
             yield line
 
-    for row in csv.reader(lines()):
-        taken = 0
-        yield row
+    with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+        for row in csv.reader(lines(file)):
+            taken = 0
+            yield row

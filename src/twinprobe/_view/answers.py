@@ -244,7 +244,7 @@ def inside(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     for side in SOURCES:
         node = detail[side]
         tensors = (*node["inputs"], *node["outputs"]) if node else ()
-        found = next((one for one in tensors if one["name"] == f"{node['name']}.{argument}"), None)
+        found = next((tensor for tensor in tensors if tensor["name"] == f"{node['name']}.{argument}"), None)
         if found is None or found.get("data_name", "-1") == "-1" or not node["folder"]:
             raise BadInput(f"{argument}: its tensors were not kept")
         folders.append(Path(node["folder"]))
@@ -330,14 +330,14 @@ def step(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
         return {"node": None, "at": 0, "of": 0}
     start = asked.optional("from")
     if start is None:
-        at = 0
+        index = 0
     elif asked.flag("back"):
-        at = int(places.searchsorted(start, "left")) - 1
+        index = int(places.searchsorted(start, "left")) - 1
     else:
-        at = int(places.searchsorted(start, "right"))
-    at = at % len(places)
-    rows = scene.graph.by_order(TARGET, [int(places[at])])
-    return {"node": scene.brief(TARGET, rows)[0], "at": at + 1, "of": len(places)}
+        index = int(places.searchsorted(start, "right"))
+    index = index % len(places)
+    rows = scene.graph.by_order(TARGET, [int(places[index])])
+    return {"node": scene.brief(TARGET, rows)[0], "at": index + 1, "of": len(places)}
 
 
 def heat(workspace: Workspace, scene: Scene, _asked: Question) -> Answer:

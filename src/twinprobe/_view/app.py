@@ -35,11 +35,10 @@ _SPECIAL = {"/": "/index.html", "/favicon.ico": "/icon.svg"}
 
 
 class ViewApp:
-    """Serves one folder. ``prefix`` is the part of the path that belongs to the house it lives in."""
+    """Serves one folder."""
 
-    def __init__(self, place: Path, *, prefix: str = "") -> None:
+    def __init__(self, place: Path) -> None:
         self._workspace = Workspace(place)
-        self._prefix = prefix
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         return self.respond(Request(environ))(environ, start)
@@ -47,7 +46,7 @@ class ViewApp:
     def respond(self, request: Request) -> Response:
         """Answer one request."""
         request.max_content_length = _LARGEST_BODY
-        path = request.path.removeprefix(self._prefix)
+        path = request.path
         try:
             if path.startswith("/api/"):
                 return self._answer(request, path.removeprefix("/api/"))

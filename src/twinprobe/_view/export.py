@@ -6,7 +6,6 @@ import base64
 import gzip
 import re
 from dataclasses import dataclass
-from hashlib import sha256
 from html import escape
 from itertools import pairwise, product
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 from twinprobe._graph.read.db import GOLDEN, TARGET
 from twinprobe._graph.read.open import IndexingError
 from twinprobe._report.files import replacing
-from twinprobe._report.html import SHARED
+from twinprobe._report.html import SHARED, digest
 from twinprobe._view.answers import Question, Workspace, first, open_file
 from twinprobe._view.app import STATIC
 from twinprobe._view.nodes import Scene, sibling_edges
@@ -197,9 +196,10 @@ def _page(data: bytes, *, title: str) -> str:
     style = "".join(file.read_text(encoding="utf-8") for file in (STATIC / "style.css", SHARED / "tensor.css"))
     packed = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
     return _PAGE.format(
-        title=escape(title), data=packed, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style)
+        title=escape(title),
+        data=packed,
+        script=script,
+        style=style,
+        script_hash=digest(script),
+        style_hash=digest(style),
     )
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(sha256(text.encode()).digest()).decode()

@@ -168,7 +168,7 @@ def growth(graph: Graph) -> dict[str, Any]:
     for way in ("forward", "backward"):
         chosen = [row for row in rows if f".{way}" in row[0]]
         step = max(1, -(-len(chosen) // _MOST_POINTS))
-        groups = [chosen[at : at + step] for at in range(0, len(chosen), step)]
+        groups = [chosen[first : first + step] for first in range(0, len(chosen), step)]
         worst = [max(group, key=lambda row: row[2]) for group in groups]
         bounds = [max((row[3] for row in group if isinstance(row[3], float)), default=None) for group in groups]
         found[way] = {"order": [row[1] for row in worst], "error": [row[2] for row in worst], "expected": bounds,
@@ -180,11 +180,11 @@ def _layers(rows: list[tuple[str, int, float, Any]], way: str, *, injected: bool
     """The errors of layers that are built alike, part by part; of several stacks of layers the one with most."""
     stacks: dict[str, dict[int, dict[str, tuple[float, int, float | None]]]] = {}
     for name, order, error, expected in rows:
-        at = _LAYER.fullmatch(name)
-        if at is None or at["way"] != way:
+        match = _LAYER.fullmatch(name)
+        if match is None or match["way"] != way:
             continue
-        parts = stacks.setdefault(at["stack"], {}).setdefault(int(at["layer"]), {})
-        part = at["part"] or ""
+        parts = stacks.setdefault(match["stack"], {}).setdefault(int(match["layer"]), {})
+        part = match["part"] or ""
         if part not in parts or error > parts[part][0]:
             parts[part] = (error, order, error / expected if isinstance(expected, float) and expected > 0 else None)
     if not stacks:
@@ -195,7 +195,7 @@ def _layers(rows: list[tuple[str, int, float, Any]], way: str, *, injected: bool
     if len(numbers) < 2:
         return None
     lines = [[layers[number].get(part, (None, None, None)) for part in names] for number in numbers]
-    errors, orders, times = ([[point[at] for point in line] for line in lines] for at in range(3))
+    errors, orders, times = ([[point[column] for point in line] for line in lines] for column in range(3))
     return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders,
             "leaves": _leaving(errors, orders, times, injected=injected)}  # fmt: skip
 
@@ -209,17 +209,17 @@ def _leaving(errors: list[list[Any]], orders: list[list[Any]], times: list[list[
     beyond = [max((value for value in line if value is not None), default=0.0) for line in times]
     if max(beyond) > _BEYOND:
         return beyond.index(max(beyond))
-    run = sorted((order, error, at) for at, line in enumerate(errors)
-                 for order, error in zip(orders[at], line, strict=True) if error is not None)  # fmt: skip
+    run = sorted((order, error, layer) for layer, line in enumerate(errors)
+                 for order, error in zip(orders[layer], line, strict=True) if error is not None)  # fmt: skip
     if not injected or not run:
         return None
     so_far = max(error for _, error, _ in run) / 1000  # from nothing to something is no larger a step than that
     steps = dict.fromkeys(range(len(errors)), 0.0)
-    for _, error, at in run:
-        if at != run[0][2]:
-            steps[at] = max(steps[at], error / so_far if so_far else 0.0)
+    for _, error, layer in run:
+        if layer != run[0][2]:
+            steps[layer] = max(steps[layer], error / so_far if so_far else 0.0)
         so_far = max(so_far, error)
-    leader = max(steps, key=lambda at: steps[at])
+    leader = max(steps, key=lambda layer: steps[layer])
     return leader if steps[leader] > _BEYOND else None
 
 

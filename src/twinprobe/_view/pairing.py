@@ -96,10 +96,10 @@ def _under(scene: Scene, target: str, golden: str) -> Iterator[tuple[str, str]]:
             return
         pair = waiting.pop()
         left, right = (_children(scene, side, name) for side, name in zip((TARGET, GOLDEN), pair, strict=True))
-        for key, one in left.items():
+        for key, child in left.items():
             if key in right:
-                yield one, right[key]
-                waiting.append((one, right[key]))
+                yield child, right[key]
+                waiting.append((child, right[key]))
 
 
 def _children(scene: Scene, side: str, parent: str) -> dict[tuple[str, int], str]:

@@ -110,14 +110,14 @@ class _Quiet(WSGIRequestHandler):
 
 
 def _bind(app: Guard, host: str, ports: list[int], handler: type[WSGIRequestHandler]) -> BaseWSGIServer:
-    for at, port in enumerate(ports):
-        if port and at + 1 < len(ports) and not _is_free(host, port):
+    for index, port in enumerate(ports):
+        if port and index + 1 < len(ports) and not _is_free(host, port):
             continue
         try:
             with redirect_stderr(StringIO()):  # werkzeug prints its own advice and leaves when a port is taken
                 return make_server(host.strip("[]"), port, app, threaded=True, request_handler=handler)
         except (OSError, SystemExit) as error:
-            if at + 1 < len(ports):
+            if index + 1 < len(ports):
                 continue  # somebody else took it just now
             raise BadInput(f"port {port} of {host} cannot be used", hint="choose another one with --port") from error
     raise BadInput("no free port was found", hint="choose one with --port")

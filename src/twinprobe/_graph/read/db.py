@@ -135,6 +135,31 @@ def _copy_with_log(path: Path, log: Path) -> Path:
     return ready
 
 
+SCHEMA = """
+CREATE TABLE tb_nodes (
+    id TEXT PRIMARY KEY, graph_id TEXT NOT NULL, node_order INTEGER NOT NULL, node_name TEXT NOT NULL,
+    node_type TEXT NOT NULL, up_node TEXT, sub_nodes TEXT, precision_index INTEGER, overflow_level TEXT,
+    micro_step_id INTEGER NOT NULL, matched_node_link TEXT, stack_id TEXT, parallel_merge_info TEXT,
+    matched_distributed TEXT, modified INTEGER NOT NULL, input_data TEXT, output_data TEXT, data_source TEXT,
+    dump_data_dir TEXT, step INTEGER NOT NULL, rank INTEGER NOT NULL, is_distributed INTEGER
+);
+CREATE TABLE tb_stack (id TEXT PRIMARY KEY, stack_info TEXT);
+CREATE TABLE tb_config (
+    id TEXT PRIMARY KEY, graph_type TEXT NOT NULL, task TEXT, tool_tip TEXT, micro_steps INTEGER,
+    overflow_check INTEGER, node_colors TEXT NOT NULL, rank_list TEXT NOT NULL, step_list TEXT NOT NULL
+);
+"""
+# What our page knows beyond the old viewers lives in tables (in ``.vis`` files: under a key) that these never look at.
+OWN_SCHEMA = """
+CREATE TABLE tb_twinprobe (
+    data_source TEXT NOT NULL, step INTEGER NOT NULL, rank INTEGER NOT NULL, node_name TEXT NOT NULL, error REAL,
+    verdict TEXT, origin TEXT, matched_by TEXT, node_order INTEGER, drift REAL,
+    expected REAL, times REAL, arguments TEXT,
+    PRIMARY KEY (step, rank, data_source, node_name)
+) WITHOUT ROWID;
+CREATE TABLE tb_twinprobe_summary (step INTEGER NOT NULL, rank INTEGER NOT NULL, key TEXT NOT NULL, value TEXT);
+"""
+
 TARGET, GOLDEN = "target", "golden"
 SOURCES = {TARGET: "NPU", GOLDEN: "Bench"}
 _NEEDED = {

@@ -15,31 +15,17 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from twinprobe._graph.read.db import SQLITE_ERRORS, cache_folder, file_key
+from twinprobe._graph.read.db import OWN_SCHEMA, SCHEMA, SQLITE_ERRORS, cache_folder, file_key
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput
 
 Progress = Callable[[float], None]
-_FORMAT = "1"  # raise it when the layout of the index changes
+_FORMAT = "2"  # raise it when the layout of the index changes
 _LARGEST_LENIENT = 512 << 20
 _LARGEST_READ = 1 << 30
 _BLOCK = 8 << 20
 _BATCH = 500
 _KEPT_SECONDS = 30 * 24 * 3600  # an index that nobody opened for so long can be made again
-_NODE_COLUMNS = ("id", "graph_id", "node_order", "node_name", "node_type", "up_node", "sub_nodes", "precision_index",
-                 "overflow_level", "micro_step_id", "matched_node_link", "stack_id", "parallel_merge_info",
-                 "matched_distributed", "modified", "input_data", "output_data", "data_source", "dump_data_dir", "step",
-                 "rank")  # fmt: skip
-_TABLES = f"""
-CREATE TABLE tb_nodes ({", ".join(_NODE_COLUMNS)});
-CREATE TABLE tb_stack (id INTEGER PRIMARY KEY, stack_info TEXT);
-CREATE TABLE tb_config (graph_type, task, tool_tip, micro_steps, overflow_check, node_colors, rank_list, step_list);
-CREATE TABLE tb_twinprobe_summary (step, rank, key, value);
-"""
-_KNOWLEDGE = (
-    "CREATE TABLE tb_twinprobe (data_source, step, rank, node_name, error, verdict, origin, matched_by, node_order, "
-    "expected, times, arguments)"
-)
 _INDEXES = """
 CREATE INDEX index1 ON tb_nodes (step, rank, data_source, up_node, node_order);
 CREATE INDEX index2 ON tb_nodes (step, rank, data_source, node_name, node_order);
@@ -122,7 +108,7 @@ def _mapped_copy(path: Path, file: BinaryIO, size: int, progress: Progress) -> m
 def _write(target: Path, document: dict[str, Any], progress: Progress) -> None:
     database = sqlite3.connect(target, isolation_level=None)
     try:
-        database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-16000;" + _TABLES)
+        database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-16000;" + SCHEMA)
         database.execute("BEGIN")
         compared = "NPU" in document
         if not compared and "node" not in document:
@@ -134,9 +120,7 @@ def _write(target: Path, document: dict[str, Any], progress: Progress) -> None:
         _write_config(database, document, compared)
         database.execute("COMMIT")
         database.executescript(_INDEXES)
-        database.execute("BEGIN")
         _write_knowledge(database, document)
-        database.execute("COMMIT")
         database.execute("ANALYZE")
         progress(1.0)
     finally:
@@ -153,7 +137,7 @@ def _write_side(database: sqlite3.Connection, source: str, part: dict[str, Any],
     links = {name: msgspec.json.decode(raw, type=_Links) for name, raw in nodes.items()}
     root = str(_plain(part, "root", Any, ""))
     micro_steps = _micro_steps(root, links)
-    stacks: dict[str, int] = {}
+    stacks: dict[str, str] = {}
     rows = []
     for order, name in enumerate(_post_order(root, links)):
         node = msgspec.json.decode(nodes[name])
@@ -166,20 +150,21 @@ def _write_side(database: sqlite3.Connection, source: str, part: dict[str, Any],
     _insert(database, "tb_nodes", rows)
 
 
-def _row(source: str, order: int, name: str, node: dict[str, Any], folder: Any, stacks: dict[str, int],
+def _row(source: str, order: int, name: str, node: dict[str, Any], folder: Any, stacks: dict[str, str],
          database: sqlite3.Connection) -> tuple[Any, ...]:  # fmt: skip
     data = node.get("data") or {}
     parent = node.get("upnode")
     frames = _text(node.get("stack_info") or [])
     if frames not in stacks:
-        stacks[frames] = database.execute("INSERT INTO tb_stack (stack_info) VALUES (?)", (frames,)).lastrowid or 0
+        stacks[frames] = f"{source}_{len(stacks)}"
+        database.execute("INSERT INTO tb_stack VALUES (?, ?)", (stacks[frames], frames))
     return (
         f"{source}_0_0_{name}", f"{source}_0_0", order, name, str(node.get("node_type", "0")),
         "" if parent in (None, "None") else parent, _text(node["subnodes"]) if node.get("subnodes") else "",
         _number(data.get("precision_index")), data.get("overflow_level"), node.get("micro_step_id") or 0,
         _text(node.get("matched_node_link") or []), stacks[frames], _text(node.get("parallel_merge_info") or []),
         _text(node.get("matched_distributed") or {}), 0, _text(node.get("input_data") or {}),
-        _text(node.get("output_data") or {}), source, folder, 0, 0,
+        _text(node.get("output_data") or {}), source, folder, 0, 0, 0,
     )  # fmt: skip
 
 
@@ -218,7 +203,7 @@ def _micro_steps(root: str, links: dict[str, _Links]) -> dict[str, int]:
 
 def _write_config(database: sqlite3.Connection, document: dict[str, Any], compared: bool) -> None:
     tooltips = _plain(document, "ToolTip", Any, None)
-    database.execute("INSERT INTO tb_config VALUES (?, ?, ?, ?, ?, ?, '[0]', '[0]')", (
+    database.execute("INSERT INTO tb_config VALUES ('1', ?, ?, ?, ?, ?, ?, '[0]', '[0]')", (
         "compare" if compared else "build", str(_plain(document, "task", Any, "") or ""),
         tooltips if isinstance(tooltips, str) else _text(tooltips), _plain(document, "MicroSteps", Any, 1),
         int(bool(_plain(document, "OverflowCheck", Any, False))), _text(_plain(document, "Colors", Any, None)),
@@ -229,8 +214,8 @@ def _write_knowledge(database: sqlite3.Connection, document: dict[str, Any]) -> 
     extra = _plain(document, "TwinProbe", Any, None)
     if not isinstance(extra, dict):
         return
-    database.execute(_KNOWLEDGE)
-    database.execute("CREATE INDEX index4 ON tb_twinprobe (step, rank, data_source, node_name)")
+    database.executescript(OWN_SCHEMA)
+    database.execute("BEGIN")
     nodes = extra.pop("nodes", None)
     for key, value in extra.items():
         text = value if isinstance(value, str) else _text(value)
@@ -239,10 +224,11 @@ def _write_knowledge(database: sqlite3.Connection, document: dict[str, Any]) -> 
         texts = (known.get(key) for key in ("verdict", "origin", "matched_by"))
         numbers = (_number(known.get(key)) for key in ("expected", "times"))
         database.execute(
-            "INSERT INTO tb_twinprobe SELECT 'NPU', 0, 0, ?, ?, ?, ?, ?, max(node_order), ?, ?, ? FROM tb_nodes "
+            "INSERT INTO tb_twinprobe SELECT 'NPU', 0, 0, ?, ?, ?, ?, ?, max(node_order), NULL, ?, ?, ? FROM tb_nodes "
             "WHERE node_name = ? AND data_source = 'NPU'",
             (name, _number(known.get("error")), *texts, *numbers, known.get("arguments"), name),
         )
+    database.execute("COMMIT")
 
 
 def _insert(database: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -45,7 +45,7 @@ class LayerMap:
     """
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[Any, Any]] = []
+        self.pairs: list[tuple[Any, Any]] = []
         self.groups: list[Group] = []
         self.apis: list[ApiCall] = []
         self._ignored: dict[int, Any] = {}
@@ -54,7 +54,7 @@ class LayerMap:
     @property
     def map(self) -> dict[Any, Any]:
         """The mapped pairs. Assigning adds to them."""
-        return dict(self._pairs)
+        return dict(self.pairs)
 
     @map.setter
     def map(self, pairs: Mapping[Any, Any]) -> None:
@@ -65,17 +65,12 @@ class LayerMap:
             _check(partner, "LayerMap.map")
             if self.partner(layer) not in (None, partner):
                 raise BadInput(f"{type(layer).__name__} is mapped twice, to two different layers")
-            self._pairs.append((layer, partner))
-
-    @property
-    def pairs(self) -> list[tuple[Any, Any]]:
-        """The mapped pairs as they were given."""
-        return list(self._pairs)
+            self.pairs.append((layer, partner))
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is mapped, grouped or ignored."""
-        return not (self._pairs or self.groups or self.apis or self._ignored or self._ignored_inside)
+        return not (self.pairs or self.groups or self.apis or self._ignored or self._ignored_inside)
 
     def group(self, ones: Any, others: Any) -> None:
         """Map several layers, in execution order, to several others: the outputs of the last ones are compared."""
@@ -122,7 +117,7 @@ class LayerMap:
         If the two models do not have the same number of them, it prints why and changes nothing.
         """
         try:
-            self._pairs += special_pairs(one, other, self)
+            self.pairs += special_pairs(one, other, self)
         except BadInput as error:
             say(str(error))
             return False
@@ -138,15 +133,19 @@ class LayerMap:
 
     def partner(self, layer: Any) -> Any:
         """The layer that this one is mapped to; None where it is not mapped."""
-        for pair in self._pairs:
+        for pair in self.pairs:
             for known, partner in (pair, pair[::-1]):
                 if known is layer:
                     return partner
         return None
 
+    def settles(self, layer: Any) -> bool:
+        """Whether a layer is mapped, or left out, with everything inside it."""
+        return self.partner(layer) is not None or self.is_ignored_inside(layer)
+
     def refuse_strangers(self, known: set[int]) -> None:
         """Raise where it names a layer that is not among these identities."""
-        named = [layer for pair in self._pairs for layer in pair]
+        named = [layer for pair in self.pairs for layer in pair]
         named += [layer for group in self.groups for layer in (*group.first, *group.second)]
         named += [api.layer for api in self.apis]
         for layer in (*named, *self._ignored.values()):
@@ -223,17 +222,19 @@ def special_pairs(first: Any, second: Any, layer_map: LayerMap) -> list[tuple[An
 
 def special_layers(model: Any, layer_map: LayerMap) -> list[Any]:
     """The special layers of one model that a map does not name yet, in the order of definition."""
-    special: list[Any] = []
-    inside: list[str] = []
+    layers = outside(model, lambda layer: layer_map.settles(layer) or bool(kind_of(layer)))
+    return [layer for _, layer in layers if kind_of(layer) and not layer_map.settles(layer)]
+
+
+def outside(model: Any, closes: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """The layers of a model with their paths, but none that is inside a layer that ``closes``."""
+    closed: list[str] = []
     for path, layer in adapter_of(model).modules(model):
-        if any(path.startswith(f"{outer}.") for outer in inside):
+        if any(not outer or path.startswith(f"{outer}.") for outer in closed):
             continue
-        if layer_map.partner(layer) is not None or layer_map.is_ignored_inside(layer):
-            inside.append(path)
-        elif kind_of(layer):
-            special.append(layer)
-            inside.append(path)
-    return special
+        if closes(layer):
+            closed.append(path)
+        yield path, layer
 
 
 def _listed(kinds: list[str]) -> str:

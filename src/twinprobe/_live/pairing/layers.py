@@ -12,7 +12,7 @@ from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._live.frameworks.adapter import Adapter, adapter_of
 from twinprobe._live.live_run import Values
-from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of
+from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of, outside
 from twinprobe._record.rows import Row
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
@@ -34,19 +34,12 @@ class LayerTree:
     @classmethod
     def of(cls, model: Any, layer_map: LayerMap) -> LayerTree:
         tree = cls(adapter_of(model), model)
-        closed: list[str] = []
-        for path, layer in tree.adapter.modules(model):
-            if any(not outer or path.startswith(f"{outer}.") for outer in closed):
-                continue
-            if layer_map.partner(layer) is not None or layer_map.is_ignored_inside(layer):
-                closed.append(path)
-                continue
-            if layer_map.is_ignored(layer):
+        for path, layer in outside(model, lambda layer: layer_map.settles(layer) or kind_of(layer) in WHOLE):
+            if layer_map.settles(layer) or layer_map.is_ignored(layer):
                 continue
             tree.layers[path] = layer
             tree.weights[path] = dict(tree.adapter.parameters(layer))
             if kind_of(layer) in WHOLE:
-                closed.append(path)
                 tree.weights[path] = {
                     f"{inner}.{name}": tensor
                     for inner, below in tree.adapter.modules(layer)

@@ -8,7 +8,7 @@ import numpy as np
 
 from twinprobe._live.frameworks.adapter import Adapter, adapter_of
 from twinprobe._live.frameworks.layouts import AS_IS, Layout, View
-from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
+from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, outside
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
 from twinprobe._live.weights.copying import WeightReport, check_models, copy_aligned
 from twinprobe._live.weights.matching import has_rules
@@ -64,17 +64,12 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
     if not ignored_only:
         alone |= {id(api.layer) for api in layer_map.apis}
         alone |= {id(layer) for group in layer_map.groups for layer in (*group.first, *group.second)}
-    left_out: set[str] = set()
-    below: list[str] = []
-    for path, layer in adapter_of(model).modules(model):
-        if any(not outer or path.startswith(f"{outer}.") for outer in below):
-            left_out.add(path)
-        elif id(layer) in alone or layer_map.is_ignored_inside(layer):
-            below.append(path)
-            left_out.add(path)
-        elif layer_map.is_ignored(layer):
-            left_out.add(path)
-    return left_out
+    taking_part = {
+        path
+        for path, layer in outside(model, lambda layer: id(layer) in alone or layer_map.is_ignored_inside(layer))
+        if id(layer) not in alone and not layer_map.is_ignored(layer)
+    }
+    return {path for path, _ in adapter_of(model).modules(model)} - taking_part
 
 
 # Models of one shape: every layer with weights has its like at the same path, and one rule for each pair of classes.

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from operator import is_
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from twinprobe._record.calls import Api, ApiCall, Site
 from twinprobe._record.eager.host_rows import KnownRows
 from twinprobe._record.perturb import computes
 from twinprobe._record.rows import is_pending
+
+
+def functions_of(
+    space: Any, names: Iterable[str], api_of: Callable[[str], Api], homes: tuple[str, ...] = ("",)
+) -> Iterator[Site]:
+    """The public Python functions of a module by these names; ``homes`` are the modules that may define them."""
+    for name in sorted(names):
+        function = None if name.startswith("_") else getattr(space, name, None)
+        if isinstance(function, FunctionType) and str(function.__module__).startswith(homes):
+            yield Site(space, name, function, api_of(name))
 
 
 class ApiWatch:
@@ -24,19 +34,13 @@ class ApiWatch:
 
     def wrap(self, site: Site) -> Any:
         """The function to put in the original's place."""
-        recorder, api, original = self._recorder, site.api, site.original
-        tree_rank = recorder.tree_rank
+        recorder, api, tree_rank = self._recorder, site.api, self._recorder.tree_rank
+        original = writing(recorder.known)(site.original) if api.in_place else site.original
 
         @functools.wraps(original)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > tree_rank:
-                if not api.in_place:
-                    return original(*args, **kwargs)
-                recorder.known.settle()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    recorder.known.forget()
+                return original(*args, **kwargs)
             return self.record(api, original, args, kwargs, sys._getframe(1))
 
         return recorded
@@ -51,8 +55,6 @@ class ApiWatch:
             watch = call.watch
             if watch is not None:
                 args, kwargs = (*args[:skip], *watch.args), watch.kwargs
-            if api.in_place:
-                recorder.known.settle()
             recorder.busy, recorder.in_api = False, True
             try:
                 output = original(*args, **kwargs)
@@ -60,9 +62,6 @@ class ApiWatch:
                 if watch is not None:
                     watch.cancel()
                 raise
-            finally:
-                if api.in_place:
-                    recorder.known.forget()
             if recorder.perturbation is not None and computes(api):
                 recorder.work("perturbing", recorder.perturbation.after, output, (args[skip:], kwargs), api.in_place)
             given = (*args[skip:], *kwargs.values()) if api.collective else output
@@ -218,12 +217,15 @@ class Replaced:
     """A function replaced by another one, until remove()."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self._owner, self._name, self._original = owner, name, getattr(owner, name)
-        setattr(owner, name, make(self._original))
+        self._owner, self._name, self._own = owner, name, vars(owner).get(name, _MISSING)
+        setattr(owner, name, make(getattr(owner, name)))
 
     def remove(self) -> None:
-        """Put the original back."""
-        setattr(self._owner, self._name, self._original)
+        """Put the original back, where it was: in a class it may be inherited."""
+        if self._own is _MISSING:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
 
 
 def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
@@ -243,11 +245,19 @@ def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[A
     return make
 
 
-class WriteWatch(Patches):
-    """Functions that write to a tensor without being recorded: what was measured before them counts no more."""
+def calling(called: Callable[[Any, Any, Any, Any], Any]) -> Callable[[Any], Any]:
+    """A maker of methods that hand a call over: ``called(original, owner, args, kwargs)``."""
 
-    def __init__(self, known: KnownRows, package: str) -> None:
-        def wrap(site: Site) -> Any:
-            return around(known.settle, known.forget)(site.original)
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            return called(original, owner, args, kwargs)
 
-        super().__init__(wrap, package, (package,))
+        return call
+
+    return make
+
+
+def writing(known: KnownRows) -> Callable[[Any], Any]:
+    """A maker of functions that write to a tensor: what was measured before them counts no more."""
+    return around(known.settle, known.forget)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import FrameType
 from typing import Any
 
 from twinprobe._record.calls import ModuleCall, ModuleInfo, ModuleWatch
+from twinprobe._record.eager.apis import Replaced, calling
 
 
 class CallWatch(ModuleWatch):
@@ -18,23 +18,16 @@ class CallWatch(ModuleWatch):
         self._roots: tuple[Any, ...] = ()
         self._root: Any = None
         self._tokens: tuple[int, int] | None = None
-        self._original: Any = None
+        self._handle: Replaced | None = None
         self._without_gradient: dict[str, list[int]] = {}
 
     @property
     def attached(self) -> bool:
-        return self._original is not None
+        return self._handle is not None
 
     def attach(self) -> None:
         """Stand before ``__call__``."""
-        owner = self._recorder.module_class
-        original = self._original = owner.__call__
-
-        @functools.wraps(original)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._called(original, module, args, kwargs)
-
-        owner.__call__ = call
+        self._handle = Replaced(self._recorder.module_class, "__call__", calling(self._called))
 
     def watch_roots(self, models: list[Any]) -> None:
         """Between two calls of a model its caller may fill the memory of its inputs anew: begin afresh there."""
@@ -46,9 +39,9 @@ class CallWatch(ModuleWatch):
 
     def detach(self) -> None:
         """Step away from ``__call__`` and forget every module."""
-        if self._original is not None:
-            self._recorder.module_class.__call__ = self._original
-        self._original = self._root = self._tokens = None
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._root = self._tokens = None
         self._roots = ()
         self.infos.clear()
         self.calls.clear()
@@ -223,7 +216,7 @@ class Crossings:
 
     def pass_ended(self) -> None:
         """A backward pass is over: what it began, it finished."""
-        for crossing in [one for one in self._waiting if one.begun]:
+        for crossing in [crossing for crossing in self._waiting if crossing.begun]:
             crossing.finish()
 
     def close(self) -> None:

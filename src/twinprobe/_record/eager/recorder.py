@@ -13,7 +13,7 @@ import numpy as np
 
 from twinprobe._record.calls import FOCUS, Api, ModuleInfo, Site, tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.eager.apis import ApiWatch, Patches, WriteWatch
+from twinprobe._record.eager.apis import ApiWatch, Patches, writing
 from twinprobe._record.eager.host_rows import HostRows, KnownRows, ProgramFault
 from twinprobe._record.eager.modules import CallWatch, Crossing, Crossings
 from twinprobe._record.engine import Engine
@@ -49,7 +49,8 @@ class EagerRecorder(Recorder):
         self.apis = ApiWatch(self)
         package = self.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.scanned)
-        self.writes = WriteWatch(self.known, package)
+        # Functions that write to a tensor without being recorded.
+        self.writes = Patches(lambda site: writing(self.known)(site.original), package, (package,))
         self._sites: list[Site] | None = None
         self._thread = 0
         self._handles: list[Any] = []
@@ -261,11 +262,14 @@ class EagerRecorder(Recorder):
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
         """The module's own parameters as they are now. Inside a compiled one nobody else records them: all of them."""
         found = self.own_parameters(info.module, info.compiled)
-        return {name: self._marked(info.module, name, self.note(one, save=self.save)) for name, one in found.items()}
+        return {
+            name: self._marked(info.module, name, self.note(parameter, save=self.save))
+            for name, parameter in found.items()
+        }
 
     def watched_parameters(self, info: ModuleInfo) -> dict[str, Any]:
         found = self.own_parameters(info.module, info.compiled)
-        return {name: one for name, one in found.items() if self.needs_gradient(one)}
+        return {name: parameter for name, parameter in found.items() if self.needs_gradient(parameter)}
 
     def _marked(self, module: Any, name: str, note: Note) -> Note:
         """The note of a parameter or of its gradient, marked where its layout is the framework's own."""

@@ -107,7 +107,7 @@ class DumpOptions:
     def environment(self, timestamp: str, probe: Path) -> dict[str, str]:
         """The variables that the library reads, and the library itself for the loader."""
         together = self.save_time == 3
-        told = {
+        variables = {
             "ATB_DUMP_TYPE": "|".join(self.types),
             "ATB_SAVE_TENSOR": "2" if self.only_save_desc else "1",
             "ATB_SAVE_TENSOR_TIME": "1" if together else str(self.save_time),
@@ -132,8 +132,8 @@ class DumpOptions:
             "ATB_DUMP_CONFIG": str(self.config_path.absolute()) if self.config_path else "",
             "ATB_DUMP_SUB_PROC_INFO_SAVE_PATH": str(self.process_folder) if "onnx" in self.type else "",
         }
-        told |= {name: value for name, value in optional.items() if value}
-        return told | ({} if self.seed is None else {**DETERMINISTIC, "PYTHONHASHSEED": str(self.seed)})
+        variables |= {name: value for name, value in optional.items() if value}
+        return variables | ({} if self.seed is None else {**DETERMINISTIC, "PYTHONHASHSEED": str(self.seed)})
 
     @property
     def process_folder(self) -> Path:
@@ -317,10 +317,10 @@ _IR_VERSION, _OPSET = 8, 13
 _FLOATS, _STRINGS = 6, 8  # kinds of an attribute
 
 
-def atb_json_to_onnx(path: Path, level: int = -1) -> Path:
-    """Write ``NAME.onnx`` beside ``NAME.json``; operators deeper than ``level`` are not shown (-1: all)."""
+def atb_json_to_onnx(path: Path) -> Path:
+    """Write ``NAME.onnx`` beside ``NAME.json``, with the operators that have no parts."""
     tree = read_topology(path)[0]
-    nodes = b"".join(_field(1, _node(node)) for node in _shown(tree, level))
+    nodes = b"".join(_field(1, _node(node)) for node in tree.leaves() if node is not tree)
     graph = nodes + _text(2, tree.name)
     graph += b"".join(_field(11, _text(1, name)) for name in tree.inputs)
     graph += b"".join(_field(12, _text(1, name)) for name in tree.outputs)
@@ -328,15 +328,6 @@ def atb_json_to_onnx(path: Path, level: int = -1) -> Path:
     target = path.with_suffix(".onnx")
     write_whole(target, lambda place: place.write_bytes(model), sync=True)
     return target
-
-
-def _shown(node: OpNode, level: int, depth: int = 0) -> Iterator[OpNode]:
-    """Operators without parts, and composite ones where the wanted depth ends."""
-    for child in node.children:
-        if child.children and (level < 0 or depth < level):
-            yield from _shown(child, level, depth + 1)
-        else:
-            yield child
 
 
 def _node(node: OpNode) -> bytes:

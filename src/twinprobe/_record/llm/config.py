@@ -43,7 +43,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "analyze": _FLAG,
     "module_list": (
-        lambda value: _is_list(value, lambda one: isinstance(one, type)),
+        lambda value: _is_list(value, lambda entry: isinstance(entry, type)),
         "a list of module classes such as [torch.nn.Linear]",
     ),
     "api_list": (lambda value: _is_list(value, callable), "a list of functions such as [torch.matmul]"),

@@ -44,8 +44,8 @@ def _node(name: str, module: torch.nn.Module, calls: Mapping[str, int] | None) -
     """A module and when it, or anything in it, was first called."""
     found = [_node(f"{name}.{child}", part, calls) for child, part in module.named_children()]
     if calls is not None:
-        found = sorted(found, key=lambda one: (one[1] is None, one[1] if one[1] is not None else 0))
-    node: dict[str, Any] = {"name": name, "type": type(module).__name__, "children": [one for one, _ in found]}
+        found = sorted(found, key=lambda entry: (entry[1] is None, entry[1] if entry[1] is not None else 0))
+    node: dict[str, Any] = {"name": name, "type": type(module).__name__, "children": [child for child, _ in found]}
     if calls is None:
         return node, None
     times = [time for time in (calls.get(name), *(time for _, time in found)) if time is not None]

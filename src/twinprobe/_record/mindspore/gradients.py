@@ -104,7 +104,11 @@ class NodeWatch:
         self._places: list[Edge | None] = []
         self._held: list[Any] = []
         with Reading():
-            nodes = [(one, one._grad_node if one._requires_grad else None) for one in tensors if is_differentiable(one)]
+            nodes = [
+                (tensor, tensor._grad_node if tensor._requires_grad else None)
+                for tensor in tensors
+                if is_differentiable(tensor)
+            ]
         for tensor, node in nodes:
             self._places.append(None if node is None else (node._unique_id(), int(tensor._output_index)))
             if node is not None:

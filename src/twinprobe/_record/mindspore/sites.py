@@ -7,13 +7,13 @@ import inspect
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from types import FunctionType
 from typing import Any
 
 import mindspore as ms
 from mindspore import ops
 
 from twinprobe._record.calls import CORE, CORE_NAMES, FOCUS, IMPURE_NAMES, NEVER_NAMES, Api, Site, words
+from twinprobe._record.eager.apis import Replaced, calling, functions_of, writing
 
 _HOMES = (
     "mindspore.ops.function",
@@ -87,10 +87,7 @@ def function_sites() -> Iterator[Site]:
             module = import_module(place)
         except ImportError:
             continue
-        for name in sorted(_COLLECTIVES):
-            function = getattr(module, name, None)
-            if isinstance(function, FunctionType):
-                yield Site(module, name, function, make_api(kind, name))
+        yield from functions_of(module, _COLLECTIVES, functools.partial(make_api, kind))
 
 
 @functools.cache
@@ -105,11 +102,7 @@ def writing_sites() -> tuple[Site, ...]:
 
 
 def _functions(kind: str, space: Any) -> Iterator[Site]:
-    for name, function in sorted(vars(space).items()):
-        if name.startswith("_") or name in _NEVER or not isinstance(function, FunctionType):
-            continue
-        if str(function.__module__).startswith(_HOMES):
-            yield Site(space, name, function, make_api(kind, name))
+    return functions_of(space, vars(space).keys() - _NEVER, functools.partial(make_api, kind), _HOMES)
 
 
 def _methods() -> Iterator[Site]:
@@ -144,7 +137,20 @@ class PrimitiveSites:
     def replaced(self, models: list[Any], recorder: Any) -> Iterator[Any]:
         """Stand before ``__call__`` of each class; yields handles with remove()."""
         for kind in self.learn(models) | writing_primitives():
-            yield _PrimitiveCall(kind, self._apis, recorder)
+            yield Replaced(
+                kind, "__call__", functools.partial(self._recorded, recorder, writes_in_place(kind.__name__))
+            )
+
+    def _recorded(self, recorder: Any, writes: bool, call: Any) -> Any:
+        original = writing(recorder.known)(call) if writes else call
+
+        def called(_original: Any, primitive: Any, args: Any, kwargs: Any) -> Any:
+            known = self._apis.get(id(primitive))
+            if known is None or recorder.busy or recorder.in_api or not recorder.listening():
+                return original(primitive, *args, **kwargs)
+            return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(2), skip=1)
+
+        return calling(called)(call)
 
 
 def writing_primitives() -> set[type]:
@@ -161,31 +167,3 @@ def _writing_primitives(_imported: int) -> set[type]:
         if writes_in_place(kind.__name__):
             found.add(kind)
     return found
-
-
-class _PrimitiveCall:
-    def __init__(self, kind: type, apis: dict[int, tuple[Any, Api]], recorder: Any) -> None:
-        self._kind: Any = kind
-        self._own = vars(kind).get("__call__")
-        original = self._kind.__call__
-        writes = writes_in_place(kind.__name__)
-
-        @functools.wraps(original)
-        def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
-            known = apis.get(id(primitive))
-            if known is None or recorder.busy or recorder.in_api or not recorder.listening():
-                try:
-                    return original(primitive, *args, **kwargs)
-                finally:
-                    if writes:
-                        recorder.known.forget()
-            return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(1), skip=1)
-
-        setattr(self._kind, "__call__", call)  # noqa: B010  mypy takes a plain assignment for a mistake
-
-    def remove(self) -> None:
-        """Put the original back."""
-        if self._own is None:
-            del self._kind.__call__
-        else:
-            self._kind.__call__ = self._own

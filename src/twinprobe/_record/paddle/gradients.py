@@ -17,6 +17,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from twinprobe._record.calls import FOCUS, Api, Site, replaced, tensors_in, words
+from twinprobe._record.eager.apis import Replaced, writing
 from twinprobe._record.eager.modules import Crossing
 
 Heard = Callable[[Any], None]
@@ -209,21 +210,15 @@ _PROGRAMS = frozenset({"run_program"})  # a traced program: its lists of tensors
 
 def wrapped(site: Site, recorder: Any, graph: UseGraph) -> Any:
     """An operation that passes aliases on."""
-    aliased, original, in_place = graph.aliased, site.original, site.api.in_place
-    changes, rows = writes(site.attribute), gives_rows(site.attribute)
+    aliased, in_place, rows = graph.aliased, site.api.in_place, gives_rows(site.attribute)
+    original = writing(recorder.known)(site.original) if writes(site.attribute) else site.original
 
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
             given = args, kwargs
             args, kwargs = recorder.work("following gradients", aliased, *given, in_place, rows) or given
-        if not changes:
-            return original(*args, **kwargs)
-        recorder.known.settle()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            recorder.known.forget()
+        return original(*args, **kwargs)
 
     return operation
 
@@ -266,25 +261,15 @@ def _compiled_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return base.apply(*args, **kwargs)
 
 
-class CustomLayers:
+def custom_layers(recorder: Any, graph: UseGraph) -> Replaced:
     """``PyLayer.apply`` uses tensors too: functions with a backward of their own, recomputation among them."""
 
-    def __init__(self, recorder: Any, graph: UseGraph) -> None:
-        self._own = vars(PyLayer).get("apply")
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if cls is LeafShare:
-                return _compiled_apply(cls, *args, **kwargs)
-            if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
-                args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
-            recorder.known.settle()  # nobody knows what its kernels write to
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is LeafShare:
             return _compiled_apply(cls, *args, **kwargs)
+        if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
+            args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
+        recorder.known.settle()  # nobody knows what its kernels write to
+        return _compiled_apply(cls, *args, **kwargs)
 
-        PyLayer.apply = classmethod(apply)
-
-    def remove(self) -> None:
-        """Put the original back."""
-        if self._own is None:
-            del PyLayer.apply
-        else:
-            PyLayer.apply = self._own
+    return Replaced(PyLayer, "apply", lambda _original: classmethod(apply))

@@ -16,7 +16,7 @@ from twinprobe._record.eager.apis import Patches, Replaced, around
 from twinprobe._record.eager.host_rows import HostRows, KnownRows
 from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.engine import Engine
-from twinprobe._record.paddle.gradients import CustomLayers, UseGraph, UseWatch, operation_sites, wrapped, writes
+from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
 from twinprobe._record.paddle.tensors import PaddleTensors, dtype_name
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
@@ -163,7 +163,7 @@ class PaddleRecorder(EagerRecorder):
 
     def use_hooks(self) -> Iterable[Any]:
         self._operations.attach(operation_sites())
-        return [self._operations, CustomLayers(self, self._graph)]
+        return [self._operations, custom_layers(self, self._graph)]
 
 
 # Watching: a few numbers for each step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator
 from types import FunctionType
@@ -10,6 +11,7 @@ from typing import Any
 import paddle
 
 from twinprobe._record.calls import CORE, CORE_NAMES, LOW_NAMES, MINOR_NAMES, NEVER_NAMES, Api, Site, rank_of, words
+from twinprobe._record.eager.apis import functions_of
 
 _HOMES = (
     "paddle.tensor.",
@@ -74,11 +76,7 @@ def unrecorded_writes() -> Iterator[Site]:
             function = getattr(space, name, None)
             if function is not None:
                 yield Site(space, name, function, make_api("Tensor", name))
-    stream = paddle.distributed.communication.stream
-    for name in sorted(_COLLECTIVES):
-        function = getattr(stream, name, None)
-        if isinstance(function, FunctionType):
-            yield Site(stream, name, function, make_api("Distributed", name))
+    yield from _collectives(paddle.distributed.communication.stream)
 
 
 def writes_in_place(bare: str) -> bool:
@@ -88,24 +86,20 @@ def writes_in_place(bare: str) -> bool:
 
 def all_sites() -> Iterator[Site]:
     """Every function to watch."""
-    functional = paddle.nn.functional
-    yield from _functions("Functional", "", functional)
-    yield from _functions("Paddle", "", paddle)
+    yield from _functions("Functional", paddle.nn.functional)
+    yield from _functions("Paddle", paddle)
     for part in ("linalg", "fft", "signal"):
-        yield from _functions("Paddle", f"{part}.", getattr(paddle, part))
+        yield from _functions(f"Paddle.{part}", getattr(paddle, part))
     yield from _methods()
-    for name in sorted(_COLLECTIVES):
-        function = getattr(paddle.distributed, name, None)
-        if isinstance(function, FunctionType):
-            yield Site(paddle.distributed, name, function, make_api("Distributed", name))
+    yield from _collectives(paddle.distributed)
 
 
-def _functions(kind: str, front: str, space: Any) -> Iterator[Site]:
-    for name, function in sorted(vars(space).items()):
-        if name.startswith("_") or name in _NEVER or not isinstance(function, FunctionType):
-            continue
-        if str(function.__module__).startswith(_HOMES):
-            yield Site(space, name, function, make_api(kind, front + name))
+def _functions(kind: str, space: Any) -> Iterator[Site]:
+    return functions_of(space, vars(space).keys() - _NEVER, functools.partial(make_api, kind), _HOMES)
+
+
+def _collectives(space: Any) -> Iterator[Site]:
+    return functions_of(space, _COLLECTIVES, functools.partial(make_api, "Distributed"))
 
 
 def _methods() -> Iterator[Site]:

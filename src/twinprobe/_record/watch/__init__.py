@@ -9,7 +9,8 @@ import atexit
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,11 +20,23 @@ from numpy.typing import NDArray
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.writer import Problems, is_disk_error, logger, speak
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
-from twinprobe.errors import BadInput, MissingPackage
+from twinprobe.errors import BadInput, MissingPackage, did_you_mean
 
 MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 Read = Callable[[], tuple[Sequence[int], NDArray[np.float64]]]  # series and their values, when these are there
+
+
+def mixed_digests(bits: Any, weights: Any) -> tuple[Any, Any]:
+    """Two digests of an input, a row of whose bits is one sample: of the samples in any order, and in their order.
+
+    The same wherever they are computed: in arrays of NumPy, or in tensors on a device.
+    """
+    rows = (bits * weights[: bits.shape[1]]).sum(1)
+    rows = (rows ^ (rows >> 29)) * ODD
+    samples = (rows ^ (rows >> 32)) & (DIGEST - 1)
+    whole = (samples * weights[: len(samples)]).sum()
+    return samples.sum() & (DIGEST - 1), (whole ^ (whole >> 32)) & (DIGEST - 1)
 
 
 def before_exit(act: Callable[[], None]) -> Callable[[], None]:
@@ -103,7 +116,13 @@ class Watcher(ABC):
         self._failed = False
         self._pid = os.getpid()
         self._written = 0
-        self._sinks = [_sink(one, config.dump_path) for one in config.sinks]
+        self._sinks = [_sink(sink, config.dump_path) for sink in config.sinks]
+        self._models: list[Any] = []
+        self._handles: list[Any] = []
+        self._losses: dict[str, list[Any]] = {}  # by where they were seen: log(), output, backward()
+        self._noted = False  # the parameters of this step
+        self._depth = 0  # of watched calls around the one at hand
+        self._observing = False  # this call of the model belongs to a step that is written
         self._stay = before_exit(self.close)
 
     # -- what a framework knows -------------------------------------------------------------------------------------
@@ -119,6 +138,25 @@ class Watcher(ABC):
     @abstractmethod
     def detach(self) -> None:
         """Take the hooks away."""
+
+    def named_models(self, models: Any, kind: Any, title: str) -> Iterator[tuple[str, Any]]:
+        """The models, each with the front of its names: its number where there are several."""
+        self._models = list(models) if isinstance(models, list | tuple) else [models]
+        for index, model in enumerate(self._models):
+            if not isinstance(model, kind):
+                raise BadInput(f"start(model=...) got {type(model).__name__}, which is no {title}")
+            yield f"{index}." if len(self._models) > 1 else "", model
+
+    def listed(self, names: Iterable[str]) -> list[str]:
+        """Those of these names that ``list`` asks for."""
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.config.names)]
+
+    def refuse_unmatched(self, names: Collection[str], known: Iterable[str]) -> None:
+        """Raise where an entry of ``list`` fits none of these names."""
+        for pattern in self.config.names:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                hint = did_you_mean(pattern, known) or None
+                raise BadInput(f"list holds '{pattern}', which is no module", hint=hint)
 
     # -- the verbs of a recorder ------------------------------------------------------------------------------------
 
@@ -281,7 +319,9 @@ class Watcher(ABC):
         self._stream.append(step.number, self._names, row)
         self._written += 1
         if self._sinks:
-            shown = {name: float(row[at]) for name, at in self._series.items() if known[at] and _is_shown(name)}
+            shown = {
+                name: float(row[index]) for name, index in self._series.items() if known[index] and _is_shown(name)
+            }
             for sink in self._sinks:
                 self._guarded("logging", sink.log, shown, step.number)
 

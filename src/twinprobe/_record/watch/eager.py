@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import math
 import zlib
@@ -16,11 +15,10 @@ from numpy.typing import NDArray
 from twinprobe._measure.statistics import statistics
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.eager.apis import Replaced
-from twinprobe._record.watch import MOST_ELEMENTS, MOST_INPUTS, ODD, Watcher
+from twinprobe._record.eager.apis import Replaced, calling
+from twinprobe._record.watch import MOST_ELEMENTS, MOST_INPUTS, ODD, Watcher, mixed_digests
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.watch import DIGEST
-from twinprobe.errors import BadInput, did_you_mean
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -37,16 +35,11 @@ class EagerWatcher(Watcher):
 
     def __init__(self, config: RecordConfig) -> None:
         super().__init__(config)
-        self._handles: list[Any] = []
-        self._models: list[Any] = []
         self._entries: set[int] = set()
         self._blocks: dict[int, Any] = {}
         self.parameters: dict[str, Any] = {}
         self._optimizer: Any = None
-        self._losses: dict[str, list[Any]] = {}  # by where they were seen: log(), backward
-        self._noted = False  # the parameters of this step
-        self._depth = self._updating = self.passes = 0  # of watched calls, of optimizers' steps, of backward passes
-        self._observing = False
+        self._updating = self.passes = 0  # of optimizers' steps, of backward passes
         self._fingerprint: Any = None
 
     # -- what a framework knows -------------------------------------------------------------------------------------
@@ -86,26 +79,18 @@ class EagerWatcher(Watcher):
     # -- attaching --------------------------------------------------------------------------------------------------
 
     def attach(self, models: Any) -> None:
-        self._models = list(models) if isinstance(models, list | tuple) else [models]
-        several = len(self._models) > 1
         base = self.recorder.module_class
         self._blocks, self.parameters = {}, {}
         known: list[str] = []
-        for at, model in enumerate(self._models):
-            if not isinstance(model, base):
-                title = self.recorder.module_title
-                raise BadInput(f"start(model=...) got {type(model).__name__}, which is no {title}")
-            prefix = f"{at}." if several else ""
+        for prefix, model in self.named_models(models, base, self.recorder.module_title):
             named = {prefix + path: module for path, module, _ in self.recorder.watched_modules(model)}
             known += named
             for name in self._chosen(named):
                 self._blocks[id(named[name])] = self._block(name)
-            self.parameters |= {prefix + name: one for name, one in self.parameters_of(model)}
-        missed = [one for one in self.config.names if not any(fnmatch.fnmatchcase(name, one) for name in known)]
-        if missed:
-            raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
+            self.parameters |= {prefix + name: parameter for name, parameter in self.parameters_of(model)}
+        self.refuse_unmatched(known, known)
         self._entries = {id(model) for model in self._models}
-        self._handles = [Replaced(base, "__call__", self._calling), *self.hooks()]
+        self._handles = [Replaced(base, "__call__", calling(self.called)), *self.hooks()]
 
     def detach(self) -> None:
         for handle in reversed(self._handles):
@@ -115,7 +100,7 @@ class EagerWatcher(Watcher):
     def _chosen(self, named: dict[str, Any]) -> list[str]:
         """The modules whose outputs are measured: those of the list, otherwise the outermost that a container holds."""
         if self.config.names:
-            return [name for name in named if any(fnmatch.fnmatchcase(name, one) for one in self.config.names)]
+            return self.listed(named)
         found: list[str] = []
         for name, module in named.items():
             around = named.get(name.rpartition(".")[0])
@@ -125,13 +110,6 @@ class EagerWatcher(Watcher):
         return found or [name for name in named if name and "." not in name]
 
     # -- what is called ---------------------------------------------------------------------------------------------
-
-    def _calling(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.called(original, module, args, kwargs)
-
-        return call
 
     def called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """A module is called."""
@@ -177,9 +155,11 @@ class EagerWatcher(Watcher):
                 self.note(f"setting.{name}", value if plain else zlib.crc32(str(value).encode()) % DIGEST)
             if not self.has_optimizer:  # nobody announces the update
                 self.note_parameters()
-        given = {str(at): value for at, value in enumerate(args)} | kwargs
+        given = {str(index): value for index, value in enumerate(args)} | kwargs
         tensors = [
-            (name, one) for name, value in given.items() for one in tensors_in(value, self.recorder.tensor_class, [])
+            (name, tensor)
+            for name, value in given.items()
+            for tensor in tensors_in(value, self.recorder.tensor_class, [])
         ]
         for name, tensor in tensors[:MOST_INPUTS]:
             host = self.on_host(tensor)
@@ -220,8 +200,8 @@ class EagerWatcher(Watcher):
         """Norm, largest magnitude and perhaps the mean of a tensor, for these series."""
         host = self.on_host(tensor)
         if host is None:
-            for place, one in zip(places, self.on_device(tensor), strict=False):
-                self.step.pending.append(functools.partial(_arrived, place, one))
+            for place, number in zip(places, self.on_device(tensor), strict=False):
+                self.step.pending.append(functools.partial(_arrived, place, number))
         elif host.data.size:
             high, low, mean, norm = (float(value or 0) for value in statistics(host)[:4])
             self.step.numbers += zip(places, (norm, max(abs(high), abs(low)), mean), strict=False)
@@ -267,8 +247,8 @@ class EagerWatcher(Watcher):
     def _is_ours(self, optimizer: Any) -> bool:
         """Whether this is the optimizer whose steps count: the first that holds parameters of the model."""
         if self._optimizer is None:
-            own = {id(one) for one in self.parameters.values()}
-            if any(id(one) in own for one in self.held_by(optimizer)):
+            own = {id(parameter) for parameter in self.parameters.values()}
+            if any(id(parameter) in own for parameter in self.held_by(optimizer)):
                 self._optimizer = optimizer
         return self._optimizer is optimizer
 
@@ -279,7 +259,7 @@ class EagerWatcher(Watcher):
     def _note_update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]]) -> None:
         if not self._noted:
             self.note_parameters()
-        names = {id(one): name for name, one in self.parameters.items()}
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
         for parameter, gradient in gradients:
             name = names.get(id(parameter))
             if name is not None and gradient is not None:
@@ -290,8 +270,8 @@ class EagerWatcher(Watcher):
     def note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
         self._noted = True
-        for name, one in self.parameters.items():
-            self.measure([self.series(f"parameter.{name}.{kind}") for kind in ("norm", "max")], one)
+        for name, parameter in self.parameters.items():
+            self.measure([self.series(f"parameter.{name}.{kind}") for kind in ("norm", "max")], parameter)
 
     def end_step(self) -> None:
         if self.wanted:
@@ -315,8 +295,5 @@ def digests(tensor: HostTensor) -> tuple[int, int]:
         values = np.ascontiguousarray(values[:, :: 1 + values.size // MOST_ELEMENTS])
     bits = values.view({1: np.uint8, 2: np.int16, 4: np.int32}.get(values.itemsize, np.int64)).astype(np.int64)
     weights = np.arange(1, max(bits.shape) + 1, dtype=np.int64) * ODD | 1
-    rows = (bits * weights[: bits.shape[1]]).sum(1)
-    rows = (rows ^ (rows >> 29)) * ODD
-    mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
-    whole = (mixed * weights[:samples]).sum()
-    return int(mixed.sum()) & (DIGEST - 1), int(whole ^ (whole >> 32)) & (DIGEST - 1)
+    of_samples, whole = mixed_digests(bits, weights)
+    return int(of_samples), int(whole)

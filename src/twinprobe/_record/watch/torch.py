@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,6 @@ from twinprobe._record.watch.torch_statistics import (
     output_statistics,
 )
 from twinprobe._runs.watch import DIGEST
-from twinprobe.errors import BadInput, did_you_mean
 
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
@@ -47,11 +45,7 @@ class TorchWatcher(Watcher):
 
     def __init__(self, config: RecordConfig) -> None:
         super().__init__(config)
-        self._handles: list[Any] = []
         self._backward: Any = None
-        self._depth = 0  # of watched calls around the one at hand
-        self._observing = False  # this call of the model belongs to a step that is written
-        self._models: list[torch.nn.Module] = []
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._buffers: list[tuple[str, dict[str, Any], str]] = []  # a module may put another tensor in its place
         self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
@@ -59,7 +53,6 @@ class TorchWatcher(Watcher):
         self._passes: dict[torch.device, DevicePass | None] = {}
         self._places: dict[str, dict[str, tuple[int, int]]] = {}  # series of a parameter and of its gradient
         self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
-        self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
         self.cycle = Cycle()
         # Of each optimizer: the number of its first group, and the parameters whose gradients are noted when it steps.
         self._updates: weakref.WeakKeyDictionary[Any, tuple[int, list[tuple[str, torch.nn.Parameter]]]]
@@ -69,7 +62,6 @@ class TorchWatcher(Watcher):
         self._digests = Digests()
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
-        self._noted = False  # the parameters of this step
         self._late = False  # a step with a closure is under way: its gradients come while it runs
 
     def rank(self) -> int | None:
@@ -79,40 +71,32 @@ class TorchWatcher(Watcher):
     # -- attaching --------------------------------------------------------------------------------------------------
 
     def attach(self, models: Any) -> None:
-        self._models = list(models) if isinstance(models, list | tuple) else [models]
         self._parameters, self._buffers = [], []
-        several = len(self._models) > 1
-        blocks: dict[str, torch.nn.Module] = {}
-        for at, model in enumerate(self._models):
-            if not isinstance(model, torch.nn.Module):
-                raise BadInput(f"start(model=...) got {type(model).__name__}, which is no torch.nn.Module")
-            prefix = f"{at}." if several else ""
+        blocks: list[str] = []
+        for prefix, model in self.named_models(models, torch.nn.Module, "torch.nn.Module"):
             named = {f"{prefix}{name}": (module, compiled) for name, module, compiled in watched_modules(model)}
             if all(module is not model for module, _ in named.values()):
                 self._hook_entry(model, None)
-            chosen = _chosen(model, named, self.config.names)
+            chosen = set(self.listed(named)) if self.config.names else _blocks(model, named)
+            blocks += [name for name in named if name in chosen]
             # What a trainer calls may be the model or, as Lightning's training_step does, what it consists of.
             entries = {id(model), *(id(child) for child in model.children())}
             for name, (module, _) in named.items():
                 series = self._block(_unwrapped(name) or "model") if name in chosen else None
-                blocks |= {name: module} if name in chosen else {}
                 if id(module) in entries:
                     self._hook_entry(module, series)
                 elif series is not None:
                     self._hook(module, None, series)
-            self._parameters += [(prefix + _unwrapped(name), one) for name, one in model.named_parameters()]
+            self._parameters += [(prefix + _unwrapped(name), parameter) for name, parameter in model.named_parameters()]
             self._buffers += [
                 (prefix + _unwrapped(f"{path}.{name}" if path else name), module._buffers, name)
                 for path, module in model.named_modules()
-                for name, one in module._buffers.items()
-                if one is not None and one.is_floating_point() and name not in module._non_persistent_buffers_set
+                for name, buffer in module._buffers.items()
+                if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set
             ]
-        missed = [one for one in self.config.names if not any(fnmatch.fnmatchcase(name, one) for name in blocks)]
-        if missed:
-            known = [name for model in self._models for name, _ in model.named_modules() if name]
-            raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
+        self.refuse_unmatched(blocks, (name for model in self._models for name, _ in model.named_modules() if name))
         keep_hooks_out_of_copies(self)
-        self.cycle.follow(one for _, one in self._parameters)
+        self.cycle.follow(parameter for _, parameter in self._parameters)
         self._handles += [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -183,27 +167,30 @@ class TorchWatcher(Watcher):
         self._observing = self.wanted
         first = not step.forwards
         step.forwards += 1
-        self._version = next((one._version for _, one in self._parameters), None)
+        self._version = self._first_version()
         if not self._observing:
             return
         if first:
             self._note_settings()
             if not self.has_optimizer:  # nobody announces the update
                 self._note_parameters()
-        if first or any(module is one for one in self._models):
-            given = {str(at): value for at, value in enumerate(args)} | kwargs
-            tensors = ((name, one) for name, value in given.items() for one in tensors_in(value, torch.Tensor, []))
+        if first or any(module is model for model in self._models):
+            given = {str(index): value for index, value in enumerate(args)} | kwargs
+            tensors = ((name, found) for name, value in given.items() for found in tensors_in(value, torch.Tensor, []))
             for (name, tensor), _ in zip(tensors, range(MOST_INPUTS), strict=False):
                 self._note_input(f"input.{name}", _local(tensor.detach()))
 
     def _is_over(self, step: Any, module: Any) -> bool:
         """Without an optimizer: whether the step before this call of the model has ended."""
-        if not step.forwards or (not step.ended and not any(module is one for one in self._models)):
+        if not step.forwards or (not step.ended and not any(module is model for model in self._models)):
             return False
         if step.ended or not step.backward:
             return True
         # Gradients that accumulate, or parameters that the program updates by itself?
-        return next((one._version for _, one in self._parameters), None) != self._version
+        return self._first_version() != self._version
+
+    def _first_version(self) -> int | None:
+        return next((parameter._version for _, parameter in self._parameters), None)
 
     def _leave(self, _gradients: bool, module: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -211,7 +198,7 @@ class TorchWatcher(Watcher):
             return
         self._observing = False
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and any(module is one for one in self._models):
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and any(module is model for model in self._models):
             self._note_loss("output", loss)
 
     def _block(self, name: str) -> Any:
@@ -227,7 +214,9 @@ class TorchWatcher(Watcher):
             values = _local(tensor.detach())
             self.step.numbers.append((eps, torch.finfo(values.dtype).eps))
             if not self._once(values.device, [(ids, values)]):
-                self._values += [([at], one) for at, one in zip(ids, output_statistics(values), strict=True)]
+                self._values += [
+                    ([series], value) for series, value in zip(ids, output_statistics(values), strict=True)
+                ]
 
         def after(_module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
             if self._observing:
@@ -264,7 +253,7 @@ class TorchWatcher(Watcher):
             self.end_parts()
         self.has_optimizer = True
         # With a closure, as Lightning has one, forward and backward are still to come.
-        self._late = any(callable(one) for one in (*args[1:], *kwargs.values()))
+        self._late = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
         if self.active or self.step.forwards or self._parts:
             self._work(self._note_update, optimizer, not self._late)
 
@@ -292,31 +281,30 @@ class TorchWatcher(Watcher):
     def _note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
         self._noted = True
-        self._measure("parameter", [(name, one) for name, one in self._parameters if one.requires_grad])
+        self._measure("parameter", [pair for pair in self._parameters if pair[1].requires_grad])
 
     def _note_buffers(self, _gradients: bool) -> None:
         """The running statistics that this step's forward has left."""
         held = [(name, home.get(key)) for name, home, key in self._buffers]
-        self._measure("buffer", [(name, one) for name, one in held if isinstance(one, torch.Tensor)])
+        self._measure("buffer", [(name, buffer) for name, buffer in held if isinstance(buffer, torch.Tensor)])
 
     def _note_gradients(self, _gradients: bool, optimizer: Any) -> None:
         """What an update uses: gradients as exchanged between ranks, unscaled and clipped; rates, other settings."""
         if optimizer not in self._updates:
-            held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            held = _held_by(optimizer)
             if not self._updates:  # what no optimizer holds is noted with the first
-                others = self.cycle.all_alive()
-                every = held | {id(one) for other in others for group in other.param_groups for one in group["params"]}
-                held |= {id(one) for _, one in self._parameters if id(one) not in every}
+                every = held.union(*map(_held_by, self.cycle.all_alive()))
+                held |= {id(parameter) for _, parameter in self._parameters} - every
             self._updates[optimizer] = self._groups, [pair for pair in self._parameters if id(pair[1]) in held]
             self._groups += len(optimizer.param_groups)
         first, own = self._updates[optimizer]
-        found = [(name, one.grad) for name, one in own if one.grad is not None]
+        found = [(name, parameter.grad) for name, parameter in own if parameter.grad is not None]
         if len(self._updates) > 1:  # two may hold the same parameter
-            found = [(name, one) for name, one in found if name not in self._graded]
+            found = [pair for pair in found if pair[0] not in self._graded]
             self._graded.update(name for name, _ in found)
         self._measure("gradient", found)
-        for at, key, value in _settings(optimizer):
-            name = f"group.{first + at}.{key}"
+        for group, key, value in _settings(optimizer):
+            name = f"group.{first + group}.{key}"
             if isinstance(value, torch.Tensor):
                 self._values.append(([self.series(name)], value.detach().clone()))
             else:
@@ -336,7 +324,7 @@ class TorchWatcher(Watcher):
             groups.setdefault((here.device, here.dtype), []).append((place, here))
         for (device, _), found in groups.items():
             if device.type != "meta" and not self._once(device, found):
-                norms, largest = norms_and_largest([one for _, one in found])
+                norms, largest = norms_and_largest([tensor for _, tensor in found])
                 self._values.append(([place[0] for place, _ in found], norms))
                 self._values.append(([place[1] for place, _ in found], largest))
 
@@ -349,11 +337,11 @@ class TorchWatcher(Watcher):
             return on_host
         if device not in self._passes:
             self._passes[device] = DevicePass(device) if find_spec("triton") else None
-        one = self._passes[device]
-        if one is None or not all(tensor.dtype in FLOATS and tensor.is_contiguous() for _, tensor in tensors):
+        device_pass = self._passes[device]
+        if device_pass is None or not all(tensor.dtype in FLOATS and tensor.is_contiguous() for _, tensor in tensors):
             return False
         try:
-            one.measure(tensors)
+            device_pass.measure(tensors)
         except Exception as error:  # a machine on which Triton cannot compile
             self._passes[device] = None
             self.problems.note("measuring on the device; PyTorch's own kernels do it from here on", error)
@@ -405,11 +393,11 @@ class TorchWatcher(Watcher):
         if self.wanted and not self._noted and self.step.forwards:
             self._note_parameters()
         measured = self._on_host.collect()
-        arriving = [one.collect() for one in self._passes.values() if one is not None]
+        arriving = [device_pass.collect() for device_pass in self._passes.values() if device_pass is not None]
         if self.wanted:
             for seen in ("log", "output", "backward"):
                 if self._losses.get(seen):
-                    self._values += [([self.series("loss")], one) for one in self._losses[seen]]
+                    self._values += [([self.series("loss")], loss) for loss in self._losses[seen]]
                     break
             by_device: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
             for places, values in self._values:
@@ -448,14 +436,18 @@ class TorchWatcher(Watcher):
 
 def _settings(optimizer: Any) -> Iterator[tuple[int, str, Any]]:
     """The numbers in the groups of an optimizer: group, ``lr`` or ``betas.1``, value."""
-    for at, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
+    for index, group in enumerate(optimizer.param_groups):
+        for key, setting in group.items():
             if key in ("params", "param_names"):
                 continue
-            several = isinstance(value, list | tuple)
-            for place, one in enumerate(value if several else [value]):
-                if isinstance(one, _PLAIN) or (isinstance(one, torch.Tensor) and one.numel() == 1):
-                    yield at, (f"{key}.{place}" if several else key), one
+            several = isinstance(setting, list | tuple)
+            for place, value in enumerate(setting if several else [setting]):
+                if isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+                    yield index, (f"{key}.{place}" if several else key), value
+
+
+def _held_by(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _nothing(*_: Any) -> None:
@@ -480,15 +472,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if local is None else local
 
 
-def _chosen(
-    model: torch.nn.Module, named: dict[str, tuple[torch.nn.Module, bool]], patterns: tuple[str, ...]
-) -> set[str]:
-    """The modules whose outputs are measured: those of the list, otherwise the blocks.
-
-    A block is what a ModuleList or a Sequential holds, the outermost of them; compiled regions count as a whole.
-    """
-    if patterns:
-        return {name for name in named if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+def _blocks(model: torch.nn.Module, named: dict[str, tuple[torch.nn.Module, bool]]) -> set[str]:
+    """What a ModuleList or a Sequential holds, the outermost of them; compiled regions count as a whole."""
     paths = {id(module): name for name, (module, _) in named.items()}
     compiled = {id(module) for module, is_boundary in named.values() if is_boundary}
     found: set[str] = set()

@@ -17,8 +17,7 @@ from twinprobe._measure.elements import address_of
 from twinprobe._measure.engine import KERNEL_BYTES, STRIP, engine_for
 from twinprobe._measure.loops.sums import BLOCK, MAX, MIN, SQUARES, SUM, TENSOR_COLUMNS
 from twinprobe._record.torch.device import add_line
-from twinprobe._record.watch import MOST_ELEMENTS, ODD, Read
-from twinprobe._runs.watch import DIGEST
+from twinprobe._record.watch import MOST_ELEMENTS, ODD, Read, mixed_digests
 
 FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  # since 2.3
@@ -107,9 +106,9 @@ class _Layout:
         self.measured = measured
         sizes = np.array([size for _, size in measured], dtype=np.int64)
         self.starts = np.cumsum([0, *(-(-sizes // BLOCK))[:-1]], dtype=np.int64)
-        self.means = np.array([at for at, (series, _) in enumerate(measured) if len(series) == 3], dtype=np.int64)
+        self.means = np.array([index for index, (series, _) in enumerate(measured) if len(series) == 3], dtype=np.int64)
         self.sizes = sizes[self.means]
-        self.places = [series[at] for at in range(3) for series, _ in measured if at < len(series)]
+        self.places = [series[kind] for kind in range(3) for series, _ in measured if kind < len(series)]
 
 
 class DevicePass:
@@ -146,11 +145,11 @@ class DevicePass:
             places: list[int] = []
             values: list[float] = []
             for _, receivers, found in results():
-                for (series, count), one in zip(receivers, found, strict=True):
+                for (series, count), statistics in zip(receivers, found, strict=True):
                     # The largest value is taken without regard to NaN; the sums show it.
-                    largest = math.nan if one.nan else max(abs(one.max), abs(one.min))
+                    largest = math.nan if statistics.nan else max(abs(statistics.max), abs(statistics.min))
                     places += series
-                    values += (math.sqrt(one.squares), largest, one.total / count)[: len(series)]
+                    values += (math.sqrt(statistics.squares), largest, statistics.total / count)[: len(series)]
             return places, np.array(values, dtype=np.float64)
 
         return read
@@ -164,7 +163,9 @@ def norms_and_largest(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.
     elif _NORM_HAS_DTYPE:
         found = [torch._foreach_norm(tensors, order, dtype=dtype) for order in (2.0, math.inf)]
     else:
-        found = [[torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors] for order in (2.0, math.inf)]
+        found = [
+            [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors] for order in (2.0, math.inf)
+        ]
     return torch.stack(found[0]), torch.stack(found[1])
 
 
@@ -178,10 +179,7 @@ def output_statistics(values: torch.Tensor) -> list[torch.Tensor]:
 
 
 class Digests:
-    """Two digests of an input: of its samples in any order, and of its elements in their order.
-
-    They are the same wherever they are computed; on the host NumPy takes a tenth of the time.
-    """
+    """Digests of inputs, computed where these are; on the host NumPy takes a tenth of the time."""
 
     def __init__(self) -> None:
         self._weights: dict[torch.device, Any] = {}
@@ -206,10 +204,5 @@ class Digests:
             ends = 1, 2 * max(bits.shape) + 1
             weights = np.arange(*ends) if tensor.is_cpu else torch.arange(*ends, device=tensor.device)
             weights = self._weights[tensor.device] = weights * ODD | 1
-        rows = (bits * weights[: bits.shape[1]]).sum(1)
-        rows = (rows ^ (rows >> 29)) * ODD
-        mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
-        whole = (mixed * weights[:samples]).sum()
-        whole = (whole ^ (whole >> 32)) & (DIGEST - 1)
-        together = mixed.sum() & (DIGEST - 1)
-        return (int(together), int(whole)) if tensor.is_cpu else torch.stack((together, whole))
+        digests = mixed_digests(bits, weights)
+        return tuple(map(int, digests)) if tensor.is_cpu else torch.stack(digests)

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from twinprobe._runs.llm.files import ATB, TORCH, Files, TokenFolder
+from twinprobe._runs.llm.files import ATB, TORCH, Files, TokenFolder, folders_in
 from twinprobe._runs.llm.tree import OpNode, read_model_tree, read_topology
-from twinprobe._runs.whole_files import remote, scan, whole_file
+from twinprobe._runs.whole_files import read_json, remote
 from twinprobe.errors import BadInput
 
 TREE = "model_tree.json"
@@ -88,7 +86,7 @@ def _atb(path: Path) -> Layout | None:
             devices = _atb_devices(root, store)
             if devices:
                 return _atb_layout(path, root, devices, below[1:])
-    inside = [name for name in _folders(path) if name.startswith(_ATB_ROOT)]
+    inside = [name for name in folders_in(path) if name.startswith(_ATB_ROOT)]
     inside = [name for name in inside if any(_atb_devices(path / name, store) for store in STORES)]
     if not inside:
         return None
@@ -113,7 +111,7 @@ def _atb_layout(path: Path, root: Path, devices: list[Device], below: tuple[str,
 
 def _atb_devices(root: Path, store: str) -> list[Device]:
     found = []
-    for name in _folders(root / store):
+    for name in folders_in(root / store):
         match = _ATB_DEVICE.fullmatch(name)
         if match is not None and _holds_operators(root / store / name):
             found.append(Device(f"{store}/{name}", int(match["number"]), match["pid"]))
@@ -122,7 +120,7 @@ def _atb_devices(root: Path, store: str) -> list[Device]:
 
 def _holds_operators(folder: Path) -> bool:
     """Whether rounds, or operators without a round (the oldest layout), lie in a device's folder."""
-    return any(is_round(name) or _OPERATOR.fullmatch(name) for name in _folders(folder))
+    return any(is_round(name) or _OPERATOR.fullmatch(name) for name in folders_in(folder))
 
 
 def _torch(path: Path) -> Layout | None:
@@ -160,7 +158,7 @@ def _torch_layout(path: Path, folder: Path, below: tuple[str, ...]) -> Layout | 
 def _torch_devices(root: Path, named: set[str]) -> list[Device]:
     """The device folders beside each other; a folder of any name counts if it was named."""
     found = []
-    for name in _folders(root):
+    for name in folders_in(root):
         match = _TORCH_DEVICE.fullmatch(name)
         if match is not None and (name in named or (root / name / TREE).is_file()):
             number = match["number"] or match["number2"] or "-1"
@@ -173,17 +171,9 @@ def _torch_devices(root: Path, named: set[str]) -> list[Device]:
 def _holds_modules(folder: Path) -> bool:
     """Whether tokens with modules lie here although the tree is missing: a recording that was killed early."""
     return any(
-        is_round(token) and any(name == "root" or name.startswith("root.") for name in _folders(folder / token))
-        for token in _folders(folder)[:4]
+        is_round(token) and any(name == "root" or name.startswith("root.") for name in folders_in(folder / token))
+        for token in folders_in(folder)[:4]
     )
-
-
-def _folders(path: Path) -> list[str]:
-    try:
-        with scan(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
-    except OSError:
-        return []
 
 
 WARMUP = "warmup"
@@ -255,7 +245,7 @@ class LlmDump:
             return _with_unknown_modules(self.models[0] if self.models else None, files)
         if self.models:
             return self.models[token.model]
-        return _tree_of_folders(files)
+        return _tree_offolders_in(files)
 
 
 def open_llm_dump(path: Path) -> LlmDump:
@@ -284,7 +274,7 @@ def _topologies(layout: Layout, device: Device) -> list[OpNode]:
     root = layout.root
     folders = [root / "model" / device.pid, root / "info" / "model" / device.name]
     folders += sorted(folder for folder in (root / "model").glob("*") if folder.is_dir())
-    folder = next((one for one in folders if one.is_dir() and any(one.glob("*.json"))), None)
+    folder = next((folder for folder in folders if folder.is_dir() and any(folder.glob("*.json"))), None)
     if folder is None:
         return []
     shift = int((root / "layer" / folder.name / "TransdataOperation_0.json").is_file())
@@ -354,7 +344,7 @@ def _copied(tree: OpNode) -> OpNode:
     return OpNode(tree.name, tree.op_type, tree.folder, children, tree.param, tree.inputs, tree.outputs, tree.called)
 
 
-def _tree_of_folders(files: Files) -> OpNode:
+def _tree_offolders_in(files: Files) -> OpNode:
     """The operators as the folders show them: ``1_Layer/0_LinearOperation``."""
     top = OpNode("", "", "")
     nodes = {"": top}
@@ -401,12 +391,7 @@ def find_manual(path: Path) -> Path | None:
 
 def read_manual(path: Path) -> list[ManualPair]:
     """The pairs in order of their tokens, within one in the order of saving."""
-    try:
-        document = msgspec.json.decode(whole_file(path))
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"is not valid JSON: {error}", where=path) from None
+    document = read_json(path)
     if not isinstance(document, dict):
         raise BadInput("names no pairs of tensors", where=path, hint=f"expected {_FORM}")
     pairs = [pair for data_id, tokens in document.items() for pair in _of_one(path, data_id, tokens)]

@@ -265,7 +265,7 @@ def alias_target(root: Path, name: str, alias: str) -> str:
         return beside
     path = root / _round_folder(name)
     for number in found["op"].split("_"):
-        nested = [entry for entry in _folders(path) if entry.partition("_")[0] == number]
+        nested = [entry for entry in folders_in(path, links=False) if entry.partition("_")[0] == number]
         if not nested:
             raise DamagedTensor(f"names {alias} for its elements, but there is no operation {found['op']}", where=name)
         path = path / nested[0]
@@ -286,9 +286,10 @@ def _round_folder(name: str) -> str:
     return "/".join(kept)
 
 
-def _folders(path: Path) -> list[str]:
+def folders_in(path: Path, *, links: bool = True) -> list[str]:
+    """The names of the folders in a folder, with those that are links or without."""
     try:
         with scan(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=links))
     except OSError:
         return []

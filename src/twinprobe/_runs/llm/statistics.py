@@ -6,12 +6,11 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
 from twinprobe._runs.llm.files import INPUT, OUTPUT, TORCH, Files, TensorFile, TokenFolder
-from twinprobe._runs.whole_files import csv_rows, open_file
+from twinprobe._runs.whole_files import csv_rows
 from twinprobe.errors import DamagedTensor
 
 STATS = ("max", "min", "mean", "l2norm")
@@ -47,9 +46,9 @@ def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
         for row in _rows(token.root / token.folder / folder / _TORCH_FILE):
             io = INPUT if row.get("InputOutput", "").lower() == INPUT else OUTPUT
             # The file's own index is that of the innermost tuple, not unique: rows stand in the order of the tensors.
-            at = count[io]
+            index = count[io]
             count[io] += 1
-            file = TensorFile(io, (at,), f"{folder}/{_TORCH_FILE}#{io}.{at}")
+            file = TensorFile(io, (index,), f"{folder}/{_TORCH_FILE}#{io}.{index}")
             values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "L2Norm"))
             found[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
             listed.append(file)
@@ -103,11 +102,10 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         size = path.stat().st_size
         if size > _MOST_BYTES:
             return
-        with TextIOWrapper(open_file(path), encoding="utf-8", errors="replace", newline="") as file:
-            rows = csv_rows(file)
-            titles = [title.strip() for title in next(rows, [])]
-            for row in islice(filter(None, rows), _ROWS + size // _BYTES_PER_ROW):
-                yield {title: cell.strip() for title, cell in zip(titles, row, strict=False)}
+        rows = csv_rows(path)
+        titles = [title.strip() for title in next(rows, [])]
+        for row in islice(filter(None, rows), _ROWS + size // _BYTES_PER_ROW):
+            yield {title: cell.strip() for title, cell in zip(titles, row, strict=False)}
     except (OSError, csv.Error):
         return
 
@@ -125,4 +123,4 @@ def _number(text: str | None) -> float | None:
 
 def _shape(text: str) -> tuple[int, ...]:
     parts = text.strip("[]()").replace("x", ",").split(",")
-    return tuple(int(part) for part in (one.strip() for one in parts) if part.isdecimal() and len(part) < 16)
+    return tuple(int(part) for part in (piece.strip() for piece in parts) if part.isdecimal() and len(part) < 16)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from twinprobe._runs.whole_files import json_file
+from twinprobe._runs.whole_files import read_json
 from twinprobe.errors import BadInput
 
 ORDER, EXECUTION = "order", "execution"
@@ -60,7 +58,7 @@ class OpNode:
 
 def read_model_tree(path: Path) -> OpNode:
     """Read model_tree.json: ``{"name": ..., "type": ..., "children": [...]}``."""
-    document = _document(path)
+    document = read_json(path)
     tree = _Reader(path, "modules").module(document, "", 0)
     if document.get(ORDER) == EXECUTION:
         tree.param[ORDER] = EXECUTION
@@ -72,7 +70,7 @@ def read_topology(path: Path, *, shift: int = 0) -> tuple[OpNode, int]:
 
     ``shift`` is added to the numbers of its operators in folder names.
     """
-    document = _document(path)
+    document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         raise BadInput('is no ATB topology: it needs a list "nodes"', where=path)
     name = document.get("modelName")
@@ -133,12 +131,3 @@ def _first_number(nodes: list[Any], path: Path) -> int:
 def _texts(value: dict[str, Any], key: str) -> tuple[str, ...]:
     items = value.get(key)
     return tuple(item for item in items if isinstance(item, str)) if isinstance(items, list) else ()
-
-
-def _document(path: Path) -> Any:
-    try:
-        return msgspec.json.decode(json_file(path))
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # older versions of msgspec have no ValueError
-        raise BadInput(f"is not valid JSON: {error}", where=path) from None

@@ -164,11 +164,11 @@ class RangeReader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        at = offset + (0, self._at, self._size)[whence]
-        if at < 0:
+        position = offset + (0, self._at, self._size)[whence]
+        if position < 0:
             raise OSError(22, "before the beginning")
-        self._at = at
-        return at
+        self._at = position
+        return position
 
     def tell(self) -> int:
         return self._at

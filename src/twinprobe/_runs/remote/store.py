@@ -252,7 +252,7 @@ class Store(Asking):
         with self._lock:
             self._sizes.clear()
             self._small.clear()
-            for known in [one for one in self._listings if one.startswith(path) or path.startswith(one)]:
+            for known in [listed for listed in self._listings if listed.startswith(path) or path.startswith(listed)]:
                 self._entries -= len(self._listings.pop(known))
 
     def read(self, path: str, start: int, stop: int, where: str) -> bytes:

@@ -231,7 +231,10 @@ def _readable(
 
         return read
 
-    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in records.items()}
+    return {
+        name: (record, reading(record) if isinstance(record, TensorRecord) else None)
+        for name, record in records.items()
+    }
 
 
 def is_old_state(data: Contents) -> bool:

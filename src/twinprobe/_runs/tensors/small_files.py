@@ -315,24 +315,24 @@ class SmallFiles(AbstractContextManager["SmallFiles"]):
 
         None for files whose elements kernels cannot take as they lie there, damaged ones and links, and for large ones.
         """
-        at = self.used + self._lead
+        start = self.used + self._lead
         try:
             handle = os.open(name, FLAGS, dir_fd=self._folder)
             try:
-                length = os.readv(handle, (self._view[at : at + _AT_ONCE],))
+                length = os.readv(handle, (self._view[start : start + _AT_ONCE],))
                 if length == _AT_ONCE:
-                    length = 0 if name.endswith(".bin") else self._rest(handle, at)
+                    length = 0 if name.endswith(".bin") else self._rest(handle, start)
             finally:
                 os.close(handle)
         except (OSError, ValueError):
             return None
-        what = self._known.described(name, self._view, at, length)
+        what = self._known.described(name, self._view, start, length)
         if what is None:
             return None
-        self.used = (at + length + _ALIGNED - 1) & -_ALIGNED
-        first = at + what.start
+        self.used = (start + length + _ALIGNED - 1) & -_ALIGNED
+        first = start + what.start
         if first % _ALIGNED:
-            first = self._aligned(at, first, what)
+            first = self._aligned(start, first, what)
         return first // DTYPES[what.dtype], what
 
     def open_large(self, name: str) -> LargeFile:
@@ -343,7 +343,7 @@ class SmallFiles(AbstractContextManager["SmallFiles"]):
         """Where the memory is free, and that memory: enough for a chunk of elements."""
         return self.used, self._view[self.used :]
 
-    def _rest(self, handle: int, at: int) -> int:
+    def _rest(self, handle: int, start: int) -> int:
         """Read on to the end; the length of the file, or 0 if it is too large or changes under our eyes."""
         before = os.fstat(handle)
         size = before.st_size
@@ -351,16 +351,16 @@ class SmallFiles(AbstractContextManager["SmallFiles"]):
             return 0
         length = _AT_ONCE
         while length < size:
-            count = os.readv(handle, (self._view[at + length : at + size],))
+            count = os.readv(handle, (self._view[start + length : start + size],))
             if not count:
                 return 0
             length += count
         after = os.fstat(handle)
         return size if (after.st_size, after.st_mtime_ns) == (size, before.st_mtime_ns) else 0
 
-    def _aligned(self, at: int, first: int, what: Described) -> int:
+    def _aligned(self, start: int, first: int, what: Described) -> int:
         """Move elements to a boundary, which compiled kernels need; the next file's will lie on one."""
-        front = at - self._lead
+        front = start - self._lead
         size = what.end - what.start
         moved = self.octets[first : first + size]
         self.octets[front : front + size] = moved.copy() if first < front + size else moved
