@@ -268,8 +268,7 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
         return Evidence(mode, pairs, of_digests(pairs))
     rounding = options.thresholds.rounding
     differences = stat_differences(pairs)
-    has_sketches = target.sketch_file is not None and golden.sketch_file is not None
-    estimate = by_sketches(target, golden, pairs) if has_sketches else None
+    estimate = by_sketches(target, golden, pairs)
     recorded = of_statistics(pairs, differences, rounding, estimate)
     if mode == STATISTICS:
         return Evidence(mode, pairs, recorded, differences, estimate=estimate)

@@ -485,20 +485,27 @@ def _quantiles() -> NDArray[np.float64]:
     return found
 
 
-def combined(rows: Rows) -> Rows:
+def combined(rows: Rows) -> Rows | None:
     """The sketch of the whole from those of all its shards, or of its summands (Partial): an array of one row.
 
-    Of summands only the sums are known; norms are then estimated from them, and there are no counts.
+    Replicas count once. None where the rows do not cover the whole, or their places in it are not known. Of summands
+    only the sums are known; norms are then estimated from them, and there are no counts.
     """
+    flags, size = int(rows["flags"][0]), int(rows["whole"][0])
+    if not flags & PRESENT or flags & LOCAL or (rows["flags"] != flags).any() or (rows["whole"] != size).any():
+        return None
+    if not flags & PARTIAL and rows["count"].sum() > size:
+        rows = np.unique(rows)
+    if rows["count"].sum() != (len(rows) * size if flags & PARTIAL and not flags & SHARD else size):
+        return None
     whole = np.zeros(1, ROW)
-    flags = np.bitwise_or.reduce(rows["flags"])
-    whole["flags"] = flags & ~np.uint32(SHARD | PARTIAL)
-    whole["whole"] = rows["whole"].max()
+    whole["flags"] = flags & ~(SHARD | PARTIAL)
+    whole["whole"] = size
     with np.errstate(all="ignore"):
         whole["sums"], whole["total"] = rows["sums"].sum(axis=0), rows["total"].sum()
         if flags & PARTIAL:
             whole["flags"] |= SUMMED
-            whole["count"] = whole["whole"]
+            whole["count"] = size
             squares = (whole["sums"] ** 2).reshape(BLOCKS, SIGNS).mean(axis=1)
             whole["norm"], whole["block_norm"] = sqrt(squares.sum()), np.sqrt(squares)
             return whole

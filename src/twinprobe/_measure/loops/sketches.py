@@ -354,17 +354,73 @@ _PIECE = 256  # so many bytes of hashes add up to less than 2**16: two sums fit 
 _CHUNK = 8192  # so many small integers, or squares of 8-bit ones, add up to less than 2**31
 
 
+def _integer_sums(dtype: str) -> Any:
+    """What integers, no more than _CHUNK of them, add to the columns that are not of their weights."""
+    square = np.int64 if dtype == "int16" else np.int32
+
+    @exact
+    def of_small(data: Any) -> Any:
+        total = absolute = np.int32(0)
+        squares = square(0)
+        for i in range(data.size):
+            value = np.int32(data[i])
+            total = np.int32(total + value)
+            absolute = np.int32(absolute + abs(value))
+            squares = square(squares + square(np.int32(value * value)))
+        return np.float64(total), np.float64(squares), np.float64(absolute)
+
+    @reordered
+    def of_large(data: Any) -> Any:
+        total = squares = absolute = 0.0
+        for i in range(data.size):
+            value = np.float64(data[i])
+            total += value
+            squares += value * value
+            absolute += abs(value)
+        return total, squares, absolute
+
+    sums = of_large if dtype in ("int32", "int64") else of_small
+
+    @exact
+    def add_values(data: Any, row: Any) -> None:
+        zeros, top, bottom = np.int32(0), data[0], data[0]
+        for i in range(data.size):
+            zeros = np.int32(zeros + np.int32(data[i] == 0))
+            top, bottom = max(top, data[i]), min(bottom, data[i])
+        total, squares, absolute = sums(data)
+        row[TOTAL] += total
+        row[SUM_OF_SQUARES] += squares
+        row[L1] += absolute
+        row[ZEROS] += zeros
+        row[LARGEST] = max(row[LARGEST], abs(np.float64(top)), abs(np.float64(bottom)))
+        row[HIGHEST], row[LOWEST] = max(row[HIGHEST], np.float64(top)), min(row[LOWEST], np.float64(bottom))
+
+    @exact
+    def add_truths(data: Any, row: Any) -> None:
+        true = np.int32(0)
+        for i in range(data.size):  # a file may hold bytes that are neither 0 nor 1
+            true = np.int32(true + np.int32(data[i] != 0))
+        row[TOTAL] += true
+        row[SUM_OF_SQUARES] += true
+        row[L1] += true
+        row[ZEROS] += data.size - true
+        any_true, all_true = np.float64(true > 0), np.float64(true == data.size)
+        row[LARGEST] = max(row[LARGEST], any_true)
+        row[HIGHEST], row[LOWEST] = max(row[HIGHEST], any_true), min(row[LOWEST], all_true)
+
+    return add_truths if dtype == "bool" else add_values
+
+
 def _integer_stretch(dtype: str) -> Any:
     """The same for integers, whose weights are of place and value together; it needs less than that for floats."""
-    small, signed, truth = dtype not in ("int32", "int64"), dtype.startswith("int"), dtype == "bool"
-    square = np.int64 if dtype == "int16" else np.int32
+    add_values, signed, truth = _integer_sums(dtype), dtype.startswith("int"), dtype == "bool"
 
     @exact
     def folded_value(value: Any) -> Any:
         if dtype == "int64":
             return folded(value)
         if truth:
-            return _U(value != 0)  # a file may hold bytes that are neither 0 nor 1
+            return _U(value != 0)
         # The upper half of a negative number is all ones.
         return _U(_U(value) ^ (_NEGATIVE if value < 0 else _U(0))) if signed else _U(value)
 
@@ -378,44 +434,6 @@ def _integer_stretch(dtype: str) -> Any:
         for column, pair in ((0, even), (1, odd)):
             row[column] += 2 * np.int64(pair & _U(0xFFFF)) - 255 * data.size
             row[column + 2] += 2 * np.int64(pair >> _U(16)) - 255 * data.size
-
-    @reordered
-    def add_values(data: Any, row: Any) -> None:
-        zeros, top, bottom = np.int32(0), data[0], data[0]
-        for i in range(data.size):
-            zeros = np.int32(zeros + np.int32(data[i] == 0))
-            if not truth:
-                top, bottom = max(top, data[i]), min(bottom, data[i])
-        if truth:
-            true = data.size - zeros
-            top, bottom = np.uint8(true > 0), np.uint8(zeros == 0)
-            row[TOTAL] += true
-            row[SUM_OF_SQUARES] += true
-            row[L1] += true
-        elif small:
-            total = absolute = np.int32(0)
-            squares = square(0)
-            for i in range(data.size):
-                value = np.int32(data[i])
-                total = np.int32(total + value)
-                absolute = np.int32(absolute + abs(value)) if signed else total
-                squares = square(squares + square(np.int32(value * value)))
-            row[TOTAL] += total
-            row[SUM_OF_SQUARES] += squares
-            row[L1] += absolute
-        else:
-            real_total = real_squares = real_absolute = 0.0
-            for i in range(data.size):
-                real = np.float64(data[i])
-                real_total += real
-                real_squares += real * real
-                real_absolute += abs(real)
-            row[TOTAL] += real_total
-            row[SUM_OF_SQUARES] += real_squares
-            row[L1] += real_absolute
-        row[ZEROS] += zeros
-        row[LARGEST] = max(row[LARGEST], abs(np.float64(top)), abs(np.float64(bottom)))
-        row[HIGHEST], row[LOWEST] = max(row[HIGHEST], np.float64(top)), min(row[LOWEST], np.float64(bottom))
 
     @exact
     def stretch(data: Any, _at: Any, first: Any, _table: Any, _workspace: Any, _part: Any, row: Any) -> None:
