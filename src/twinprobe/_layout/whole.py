@@ -74,17 +74,17 @@ class Whole(Run):
     @cached_property
     def _sketches(self) -> Sketches | None:
         """What the sketches of all pieces add up to, of values whose norm was settled to be the same."""
-        rows_of = {rank: {name: row for row, name in enumerate(dump.run.table["name"])}
-                   for rank, dump in self.ranks.items() if dump.run.sketches is not None}  # fmt: skip
+        runs = {rank: dump.run.recorded or dump.run for rank, dump in self.ranks.items()}
+        known = {rank: run.sketches for rank, run in runs.items() if run.sketches is not None}
+        rows_of = {rank: {name: row for row, name in enumerate(runs[rank].table["name"])} for rank in known}
         index, found = np.full(self.table.height, -1), []
         norms, kinds = self.table["norm"].to_list(), self.table["kind"].to_list()
         for row, (ranks, names) in enumerate(zip(self._lists[0], self._lists[-1], strict=True)):
             places = [rows_of.get(rank, {}).get(name, -1) for rank, name in zip(ranks, names, strict=True)]
             if kinds[row] != TENSOR or norms[row] is None or -1 in places:
                 continue
-            pieces = [self.ranks[rank].run.sketches for rank in ranks]
-            whole = combined(np.concatenate([piece.of(np.array([at])) for piece, at in zip(pieces, places, strict=True)
-                                             if piece is not None]))  # fmt: skip
+            pieces = [known[rank].of(np.array([place])) for rank, place in zip(ranks, places, strict=True)]
+            whole = combined(np.concatenate(pieces))
             # The norm of summands is not known, and an old recorder rounds those of 16-bit tensors.
             if whole is not None and abs(whole["norm"][0] - norms[row]) <= 0.005 * abs(norms[row]):
                 index[row] = len(found)

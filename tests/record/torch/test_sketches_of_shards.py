@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from twinprobe._cli import main
 from twinprobe._measure.sketch import combined, estimate, sketch
 from twinprobe._runs.run import open_run
 from twinprobe._runs.sketches import PARTIAL, SHARD
@@ -48,6 +50,10 @@ if layout == "fsdp":
         fully_shard(part)
     debugger.start()
     shards = [one * 1 for one in model.parameters()]
+elif layout == "rolled":  # one process, and the same numbers in another order
+    whole = [tokens.flatten().roll(1).view(2, 30, 36)]
+    debugger.start()
+    shards = [whole[0] * 1]
 elif layout == "sequence":
     mesh = init_device_mesh("cpu", (world,))
     whole = [tokens]
@@ -114,3 +120,20 @@ def test_what_ranks_record_adds_up_to_the_whole(tmp_path: Path, case: str) -> No
         assert together["sums"] == pytest.approx(expected["sums"], rel=1e-6, abs=1e-5)
         if layout != "partial":
             assert estimate(together, expected).upper[0] < 1e-6
+
+
+def test_runs_in_other_layouts_are_compared_by_what_the_sketches_add_up_to(
+    tmp_path: Path,
+) -> None:
+    for layout, world in (("sequence", 2), ("rolled", 1)):
+        (tmp_path / layout).mkdir()
+        done = run_warm(PROGRAM, str(tmp_path / layout), layout, str(world))
+        assert done.returncode == 0, done.stderr
+    words = ["compare", "-tp", str(tmp_path / "sequence/dump"), "-gp", str(tmp_path / "rolled/dump")]
+    assert main([*words, "-o", str(tmp_path), "--format", "csv"]) == 0
+    table = pl.read_csv(next(tmp_path.glob("step0/*.csv")), infer_schema_length=None)
+    output = table.row(by_predicate=pl.col("NPU Name") == "Tensor.__mul__.0.forward.output.0", named=True)
+    assert (output["NPU max"], output["NPU min"]) == (output["Bench max"], output["Bench min"])
+    assert output["Relative Error"] == pytest.approx(2**0.5, rel=0.3)  # the norms are equal
+    low, high = map(float, output["Relative Error Bounds"].split(" to "))
+    assert low < 2**0.5 < high
