@@ -67,7 +67,7 @@ class Whole(Run):
         return HostTensor(whole.dtype, whole.shape, np.asarray(whole.data[:]))  # not strip by strip
 
     @property
-    def sketches(self) -> Sketches | None:  # type: ignore[override]
+    def sketches(self) -> Sketches | None:
         """Those of the whole values; None before the pieces are settled, and where no rank has any."""
         return self._sketches if self.settled else None
 
@@ -77,7 +77,7 @@ class Whole(Run):
         runs = {rank: dump.run.recorded or dump.run for rank, dump in self.ranks.items()}
         known = {rank: run.sketches for rank, run in runs.items() if run.sketches is not None}
         rows_of = {rank: {name: row for row, name in enumerate(runs[rank].table["name"])} for rank in known}
-        index, found = np.full(self.table.height, -1), []
+        index, found = np.full(self.table.height, -1), list[Any]()
         norms, kinds = self.table["norm"].to_list(), self.table["kind"].to_list()
         for row, (ranks, names) in enumerate(zip(self._lists[0], self._lists[-1], strict=True)):
             places = [rows_of.get(rank, {}).get(name, -1) for rank, name in zip(ranks, names, strict=True)]
