@@ -1,8 +1,8 @@
 """The sums of sketches: one fused pass, eight neighbours at a time as one vector.
 
 Written in the compiler's own terms, since numba's vectoriser does not see what makes it quick: the eight signs of a
-sum are looked up by a byte of the hash, so that a sign costs one multiplication and nothing else. 1.7 to 2.1 times the
-statistics alone; signs by shifting bits cost 2.5 times as much, by a branch 13 times.
+sum are looked up by a byte of the hash, so that a sign costs one multiplication and nothing else. 1.7 to 2.2 times the
+statistics alone; signs by shifting bits cost 2.5 times as much, by a branch 13 times, by mask registers no less.
 """
 
 from __future__ import annotations
