@@ -74,6 +74,8 @@ class Whole(Run):
     @cached_property
     def _sketches(self) -> Sketches | None:
         """What the sketches of all pieces add up to, of values whose norm was settled to be the same."""
+        if self.layout.cp > 1 or self.layout.ep > 1:  # what such ranks gather has the same numbers in another order
+            return None
         runs = {rank: dump.run.recorded or dump.run for rank, dump in self.ranks.items()}
         known = {rank: run.sketches for rank, run in runs.items() if run.sketches is not None}
         rows_of = {rank: {name: row for row, name in enumerate(runs[rank].table["name"])} for rank in known}
