@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 LARGE = ("float32", "float16", "bfloat16", "float64")
-OTHERS = ("float8_e4m3fn", "complex64", "bool", "uint8", "int32", "int64")
+OTHERS = ("float8_e4m3fn", "complex64", "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 def tensor(dtype: str, nbytes: int, seed: int) -> HostTensor:
@@ -63,9 +63,11 @@ def tensor(dtype: str, nbytes: int, seed: int) -> HostTensor:
     size = nbytes // np.dtype(STORAGE[dtype]).itemsize
     values = np.random.default_rng(7).standard_normal(size, dtype=np.float32)
     values *= np.float32(1 + 0.001 * seed)
-    if dtype in ("float8_e4m3fn", "bool", "uint8", "int32", "int64"):
+    if dtype in OTHERS and dtype != "complex64":
         values = np.abs(values * 20)  # codes of 8-bit floats up to 127 are numbers
-    if dtype == "bfloat16":
+    if dtype == "bool":
+        data = values > 10  # about as many of both
+    elif dtype == "bfloat16":
         data = (values.view(np.uint32) >> 16).astype(np.uint16)
     else:
         data = values.astype(STORAGE[dtype])

@@ -3,6 +3,7 @@
     PYTHONPATH=src python bench/record.py                          # CUDA if there is one, else a small model on the CPU
     PYTHONPATH=src python bench/record.py --rival /path/to/site-packages-of-the-other-tool
     PYTHONPATH=src python bench/record.py --profile mix            # only this case, and where its time goes
+    PYTHONPATH=src python bench/record.py --sketch-cost            # what sketches add, step by step in turns
     PYTHONPATH=src python bench/record.py --mindspore PYTHON [--mindspore-rival DIR] --paddle PYTHON
                                                                    # these too, by interpreters that have them
 
@@ -247,6 +248,38 @@ def worker(arguments: argparse.Namespace) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def sketch_cost(arguments: argparse.Namespace) -> None:
+    """Print what sketches add to a recorded step of L0 and mix, as a share of a step that nobody records."""
+    from record_profile import sketch_cost as cost
+    from twinprobe.torch import PrecisionDebugger
+
+    for level in ("L0", "mix"):
+        bench = Bench(arguments.device, BIG if arguments.device == "cuda" else SMALL)
+        folder = tempfile.mkdtemp(prefix="bench_record_", dir=arguments.scratch)
+        try:
+            debuggers = {}
+            for way, case in (("statistics", f"{level}-plain"), ("sketches", level)):
+                config = Path(folder) / f"{way}.json"
+                config.write_text(json.dumps(config_of(case, str(Path(folder) / way))), encoding="utf-8")
+                # A process has one debugger of a class.
+                debuggers[way] = type(way, (PrecisionDebugger,), {"_current": None})(config_path=str(config))
+            found = cost(bench, debuggers, arguments.rounds)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in ("step", "launching thread"):
+            times = found[name]
+            low, high = (100 * one / times["nothing"] for one in times["between"])
+            print(
+                f"{level:4} {name:17} plain {times['nothing']:7.2f} ms, statistics {times['statistics']:7.2f}, sketches"
+                f" {times['sketches']:7.2f}: {times['added']:+.2f} ms, {100 * times['added'] / times['nothing']:+.1f} %"
+                f" of the plain step ({low:+.1f} to {high:+.1f} %), {arguments.rounds} rounds",
+                flush=True,
+            )
+        for name in found:
+            if name.startswith("kernels"):
+                print(f"{level:4} {name}: {found[name]}", flush=True)
+
+
 def run_case(tool: str, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--worker", tool, case, "--steps", str(arguments.steps)]
     command += ["--device", arguments.device, "--scratch", arguments.scratch]
@@ -292,6 +325,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", default=tempfile.gettempdir(), help="where dumps go while measuring")
     parser.add_argument("--timeout", type=int, default=60, help="seconds per case")
     parser.add_argument("--profile", metavar="CASE", help="run this case only and print where its time goes")
+    parser.add_argument("--sketch-cost", action="store_true", help="only measure what sketches add to a step")
+    parser.add_argument("--rounds", type=int, default=40, help="with --sketch-cost: how many steps of each kind")
     parser.add_argument("--mindspore", metavar="PYTHON", help="interpreter with MindSpore: measure it as well")
     parser.add_argument("--mindspore-rival", action="append", default=[], metavar="DIR", help="the other tool for it")
     parser.add_argument("--paddle", metavar="PYTHON", help="interpreter with PaddlePaddle: measure it as well")
@@ -299,6 +334,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.worker:
         worker(arguments)
+        return
+    if arguments.sketch_cost:
+        sketch_cost(arguments)
         return
     measure_torch(arguments)
     rivals = [word for folder in arguments.mindspore_rival for word in ("--rival", folder)]

@@ -170,15 +170,51 @@ def test_sketches_do_not_depend_on_how_the_work_is_cut(size: int, seed: int, dty
         assert cut[name][0] == pytest.approx(whole[name][0], rel=1e-6, abs=near), name
 
 
-def test_statistics_of_the_same_pass_are_the_statistics(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strip", [engines.STRIP, 1000])
+def test_statistics_of_the_same_pass_are_the_statistics(
+    engine: Engine, strip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("twinprobe._measure.sketch.engine_for", lambda _: engine)
-    for dtype in ("float32", "bfloat16", "int64", "bool", "complex64"):
+    monkeypatch.setattr("twinprobe._measure.sketch.STRIP", strip)
+    for dtype in DTYPES:
         tensor = host(stored(dtype, 4000), dtype)
         values, row = measured(tensor)
-        assert tuple(values) == pytest.approx(tuple(statistics(tensor)), rel=1e-12)
+        assert tuple(values) == pytest.approx(tuple(statistics(tensor)), rel=1e-12, nan_ok=True)
         expected = sketch(tensor, engine=engine)[0]
         for name in ROW.names or ():
             assert np.frombuffer(row, ROW)[0][name] == pytest.approx(expected[name], rel=1e-9), name
+
+
+INTEGER_DTYPES = sorted(dtype for dtype in DTYPES if dtype == "bool" or dtype.startswith(("int", "uint")))
+
+
+@pytest.mark.parametrize("dtype", INTEGER_DTYPES)
+def test_integers_have_the_same_bytes_and_statistics_whoever_adds_them_up(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = np.dtype(STORAGE[dtype])
+    elements = stored(dtype, 30_000)
+    if dtype != "bool":
+        elements[[0, 7, 4000, 29_999]] = [np.iinfo(kind).min, np.iinfo(kind).max] * 2
+    bytes_of_bools = np.frombuffer(bytes([0, 1, 2, 255] * 50), np.bool_)  # as a damaged file may have them
+    for data in (elements, elements[1:5], stored(dtype, 500), bytes_of_bools if dtype == "bool" else elements[:1]):
+        monkeypatch.setattr("twinprobe._measure.sketch.engine_for", lambda _: kernels())
+        values, row = measured(host(data, dtype))
+        expected = statistics(host(data, dtype))
+        assert (tuple(values), [*map(type, values)]) == (tuple(expected), [*map(type, expected)])
+        plain = sketch(host(data, dtype), engine=engines.PLAIN)
+        found = np.frombuffer(row, ROW)
+        for name in ("sums", "zeros", "count", "block_max"):
+            assert (found[name] == plain[name]).all(), name
+        assert found["norm"] == pytest.approx(plain["norm"], rel=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "float64"])
+def test_places_beyond_32_bits_are_hashed_as_the_definition_says(dtype: str) -> None:
+    data, whole = stored(dtype, 5000), 1 << 36
+    for edge in (1 << 32, 1 << 35):
+        rows = [sketch(host(data, dtype), (whole,), (edge - 2003,), engine=used) for used in (kernels(), engines.PLAIN)]
+        assert rows[0]["sums"] == pytest.approx(rows[1]["sums"], rel=1e-5, abs=1e-5)
 
 
 # -- what two sketches say --------------------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
         return Evidence(mode, pairs, of_digests(pairs))
     rounding = options.thresholds.rounding
     differences = stat_differences(pairs)
-    has_sketches = target.sketch_file is not None and golden.sketch_file is not None
+    has_sketches = all(run.sketch_file is not None or run.arrangement for run in (target, golden))
     estimate = by_sketches(target, golden, pairs) if has_sketches else None
     recorded = of_statistics(pairs, differences, rounding, estimate)
     if mode == STATISTICS:

@@ -23,8 +23,10 @@ from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, 
 from twinprobe._layout.pieces import AXES, Piece, Shape, along, common_shape, load_whole, same
 from twinprobe._layout.ranks import RankDump, fold_calls
 from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
+from twinprobe._measure.sketch import combined
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
+from twinprobe._runs.sketches import Sketches
 from twinprobe._runs.table import FLOAT, GRADIENT, INT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 
@@ -63,6 +65,33 @@ class Whole(Run):
         """The tensor that a recipe makes of the ranks' files."""
         whole = load_whole(self.tensor_folder, name)
         return HostTensor(whole.dtype, whole.shape, np.asarray(whole.data[:]))  # not strip by strip
+
+    @property
+    def sketches(self) -> Sketches | None:
+        """Those of the whole values; None before the pieces are settled, and where no rank has any."""
+        return self._sketches if self.settled else None
+
+    @cached_property
+    def _sketches(self) -> Sketches | None:
+        """What the sketches of all pieces add up to, of values whose norm was settled to be the same."""
+        if self.layout.cp > 1 or self.layout.ep > 1:  # what such ranks gather has the same numbers in another order
+            return None
+        runs = {rank: dump.run.recorded or dump.run for rank, dump in self.ranks.items()}
+        known = {rank: run.sketches for rank, run in runs.items() if run.sketches is not None}
+        rows_of = {rank: {name: row for row, name in enumerate(runs[rank].table["name"])} for rank in known}
+        index, found = np.full(self.table.height, -1), list[Any]()
+        norms, kinds = self.table["norm"].to_list(), self.table["kind"].to_list()
+        for row, (ranks, names) in enumerate(zip(self._lists[0], self._lists[-1], strict=True)):
+            places = [rows_of.get(rank, {}).get(name, -1) for rank, name in zip(ranks, names, strict=True)]
+            if kinds[row] != TENSOR or norms[row] is None or -1 in places:
+                continue
+            pieces = [known[rank].of(np.array([place])) for rank, place in zip(ranks, places, strict=True)]
+            whole = combined(np.concatenate(pieces))
+            # The norm of summands is not known, and an old recorder rounds those of 16-bit tensors.
+            if whole is not None and abs(whole["norm"][0] - norms[row]) <= 0.005 * abs(norms[row]):
+                index[row] = len(found)
+                found.append(whole)
+        return Sketches(np.concatenate(found), index) if found else None
 
     @cached_property
     def _lists(self) -> list[list[Any]]:

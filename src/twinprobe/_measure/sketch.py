@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import product
-from math import exp, isfinite, lgamma, log, prod, sqrt
+from math import exp, isfinite, lgamma, log, nan, prod, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,26 +249,37 @@ def sketch(
 
 # Read as float32, once for sketch and statistics.
 _WIDENED = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
+_EXACT = 2.0**53  # sums of integers below this are exact, in whatever order they were added up
 
 
 def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
-    """Statistics and sketch of a tensor, of floats in one pass."""
+    """Statistics and sketch of a tensor, in one pass wherever its sums tell both."""
     dtype, data = tensor.dtype, tensor.data
-    if data.size and data.flags.aligned:
+    if data.size and data.flags.aligned and dtype not in COMPLEX:
         if data.size <= STRIP and not isinstance(data, FileElements) and dtype not in _WIDENED:
             found = sketch_at(dtype, address_of(data), data.size)
             if found is not None:
                 return found[0] or statistics(tensor), found[1]
-        elif dtype in FLOATS or dtype in _WIDENED:
+        elif dtype == "bool" or dtype in FLOATS or dtype in INTEGERS or dtype in _WIDENED:
             engine, runs = engine_for(data.nbytes), (1, data.size, 0, 0)
             state = _state_of(engine, dtype, data, runs, block_length(data.size))
-            row = _row_of(state, data.size, data.size, flags_of(dtype)).tobytes()
             squares, total = (float(state[:, column].sum()) for column in (SUM_OF_SQUARES, TOTAL))
-            if not state[:, NANS:].any() and is_sound(squares) and isfinite(total):
-                top, bottom = float(state[:, HIGHEST].max()), float(state[:, LOWEST].min())
-                return Statistics(top, bottom, total / data.size, sqrt(squares)), row
-            return statistics(tensor), row
+            whole = not state[:, NANS:].any() and (dtype not in FLOATS or is_sound(squares))
+            extremes = float(state[:, HIGHEST].max()), float(state[:, LOWEST].min())
+            values = _statistics(dtype, data.size, *extremes, total, squares if whole else nan)
+            row = _row_of(state, data.size, data.size, flags_of(dtype)).tobytes()
+            return values or statistics(tensor), row
     return statistics(tensor), sketch(tensor).tobytes()
+
+
+def _statistics(dtype: str, size: int, top: float, bottom: float, total: float, squares: float) -> Statistics | None:
+    """From the sums of a sketch; None where they are not those of all elements, or not exact."""
+    if dtype == "bool" or dtype in INTEGERS:
+        if not squares < _EXACT:
+            return None
+        number = bool if dtype == "bool" else int
+        return Statistics(number(top), number(bottom), total / size, sqrt(squares))
+    return Statistics(top, bottom, total / size, sqrt(squares)) if isfinite(squares) and isfinite(total) else None
 
 
 def as_pairs(row: bytes | None) -> bytes | None:
@@ -327,9 +338,10 @@ def _strip_state(engine: Engine, dtype: str, data: NDArray[Any], first: int, len
     if sketcher is not None:
         return sketcher.sketch_state(dtype, data, (1, data.size, first, 0), length)
     # 8-bit floats and unsigned integers go in a type that compiled loops read. The largest numbers of float8_e8m0fnu
-    # are no fill values, as they are of the others.
+    # are no fill values, as they are of the others; those of uint64 are no int64.
     name = "int64" if dtype in INTEGERS else "float32"
-    sketcher = None if dtype == "float8_e8m0fnu" else engine.sketcher(name)
+    beyond = dtype == "float8_e8m0fnu" or (dtype == "uint64" and data.max() >= 1 << 63)
+    sketcher = None if beyond else engine.sketcher(name)
     state = empty_state()
     for start in range(0, data.size, BLOCK):
         part = data[start : start + BLOCK]
@@ -346,17 +358,13 @@ def sketch_at(dtype: str, address: int, size: int) -> tuple[Statistics | None, b
     """Sketch and statistics straight from memory; None where ``sketch`` has to take the longer way.
 
     For recorders, which measure thousands of small tensors. The memory must stay alive, be aligned and hold ``size``
-    elements. No statistics come of integers, and where elements were left out of the sums.
+    elements. No statistics come where elements were left out of the sums, or sums of integers are not exact.
     """
     sketcher = engine_for(0).sketcher(dtype)
     if sketcher is None:
         return None
-    row, (top, bottom, total, squares) = sketcher.sketch_at(dtype, address, size, block_length(size), flags_of(dtype))
-    if not row[0] & PRESENT:
-        return None
-    if dtype not in FLOATS or not (isfinite(squares) and isfinite(total)):
-        return None, row
-    return Statistics(top, bottom, total / size, sqrt(squares)), row
+    row, sums = sketcher.sketch_at(dtype, address, size, block_length(size), flags_of(dtype))
+    return (_statistics(dtype, size, *sums), row) if row[0] & PRESENT else None
 
 
 # -- what two sketches say --------------------------------------------------------------------------------------------
@@ -477,20 +485,27 @@ def _quantiles() -> NDArray[np.float64]:
     return found
 
 
-def combined(rows: Rows) -> Rows:
+def combined(rows: Rows) -> Rows | None:
     """The sketch of the whole from those of all its shards, or of its summands (Partial): an array of one row.
 
-    Of summands only the sums are known; norms are then estimated from them, and there are no counts.
+    Replicas count once. None where the rows do not cover the whole, or their places in it are not known. Of summands
+    only the sums are known; norms are then estimated from them, and there are no counts.
     """
+    flags, size = int(rows["flags"][0]), int(rows["whole"][0])
+    if not flags & PRESENT or flags & LOCAL or (rows["flags"] != flags).any() or (rows["whole"] != size).any():
+        return None
+    if not flags & PARTIAL and rows["count"].sum() > size:
+        rows = np.unique(rows)
+    if rows["count"].sum() != (len(rows) * size if flags & PARTIAL and not flags & SHARD else size):
+        return None
     whole = np.zeros(1, ROW)
-    flags = np.bitwise_or.reduce(rows["flags"])
-    whole["flags"] = flags & ~np.uint32(SHARD | PARTIAL)
-    whole["whole"] = rows["whole"].max()
+    whole["flags"] = flags & ~(SHARD | PARTIAL)
+    whole["whole"] = size
     with np.errstate(all="ignore"):
         whole["sums"], whole["total"] = rows["sums"].sum(axis=0), rows["total"].sum()
         if flags & PARTIAL:
             whole["flags"] |= SUMMED
-            whole["count"] = whole["whole"]
+            whole["count"] = size
             squares = (whole["sums"] ** 2).reshape(BLOCKS, SIGNS).mean(axis=1)
             whole["norm"], whole["block_norm"] = sqrt(squares.sum()), np.sqrt(squares)
             return whole

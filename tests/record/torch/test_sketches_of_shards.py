@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from twinprobe._cli import main
 from twinprobe._measure.sketch import combined, estimate, sketch
 from twinprobe._runs.run import open_run
 from twinprobe._runs.sketches import PARTIAL, SHARD
@@ -48,6 +50,10 @@ if layout == "fsdp":
         fully_shard(part)
     debugger.start()
     shards = [one * 1 for one in model.parameters()]
+elif layout == "rolled":  # one process, and the same numbers in another order
+    whole = [tokens.flatten().roll(1).view(2, 30, 36)]
+    debugger.start()
+    shards = [whole[0] * 1]
 elif layout == "sequence":
     mesh = init_device_mesh("cpu", (world,))
     whole = [tokens]
@@ -78,8 +84,9 @@ def recorded(folder: Path, layout: str, world: int) -> tuple[list[np.ndarray], l
     """The whole tensors, and for each of them the sketches that the ranks recorded of the shards."""
     if not hasattr(pytest.importorskip("torch.distributed.tensor"), "DTensor"):
         pytest.skip("this torch has no public DTensor")
-    done = run_warm(PROGRAM, str(folder), layout, str(world))
-    assert done.returncode == 0, done.stderr
+    if not (folder / "whole.npz").exists():
+        done = run_warm(PROGRAM, str(folder), layout, str(world))
+        assert done.returncode == 0, done.stderr
     runs = [open_run(folder / f"dump/step0/rank{rank}") for rank in range(world)]
     with np.load(folder / "whole.npz") as file:
         whole = [file[name] for name in file.files]
@@ -100,10 +107,18 @@ CASES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def sequence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sequence")
+    recorded(folder, "sequence", 2)
+    return folder
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_what_ranks_record_adds_up_to_the_whole(tmp_path: Path, case: str) -> None:
+def test_what_ranks_record_adds_up_to_the_whole(sequence: Path, tmp_path: Path, case: str) -> None:
     layout, _, world = case.partition("-")
-    for whole, parts in zip(*recorded(tmp_path, layout, int(world)), strict=True):
+    folder = sequence if layout == "sequence" else tmp_path
+    for whole, parts in zip(*recorded(folder, layout, int(world)), strict=True):
         expected = sketch(HostTensor("float32", whole.shape, whole.reshape(-1)))
         if (parts["count"] == whole.size).all() and layout != "partial":  # a replica
             assert (parts["flags"] & SHARD == 0).all()
@@ -114,3 +129,16 @@ def test_what_ranks_record_adds_up_to_the_whole(tmp_path: Path, case: str) -> No
         assert together["sums"] == pytest.approx(expected["sums"], rel=1e-6, abs=1e-5)
         if layout != "partial":
             assert estimate(together, expected).upper[0] < 1e-6
+
+
+def test_runs_in_other_layouts_are_compared_by_what_the_sketches_add_up_to(sequence: Path, tmp_path: Path) -> None:
+    done = run_warm(PROGRAM, str(tmp_path), "rolled", "1")
+    assert done.returncode == 0, done.stderr
+    words = ["compare", "-tp", str(sequence / "dump"), "-gp", str(tmp_path / "dump")]
+    assert main([*words, "-o", str(tmp_path), "--format", "csv"]) == 0
+    table = pl.read_csv(next(tmp_path.glob("step0/*.csv")), infer_schema_length=None)
+    output = table.row(by_predicate=pl.col("NPU Name") == "Tensor.__mul__.0.forward.output.0", named=True)
+    assert (output["NPU max"], output["NPU min"]) == (output["Bench max"], output["Bench min"])
+    assert output["Relative Error"] == pytest.approx(2**0.5, rel=0.3)  # the norms are equal
+    low, high = map(float, output["Relative Error Bounds"].split(" to "))
+    assert low < 2**0.5 < high
