@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 
 # In the order in which a step goes through them.
 KINDS = ("parameter", "input", "output", "buffer", "loss", "gradient", "group")
+# Where every call was compared, the judge knows more about these than their norms tell.
+_JUDGED = ("output", "buffer", "loss", "gradient")
 # They explain a difference and are none by themselves: programs draw random numbers for many things.
 _EXPLAIN = ("random", "setting")
 _SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay"}
@@ -173,11 +175,11 @@ def find_parting(trend: Trend, differing: Mapping[int, str] | None = None) -> Pa
         return Parting(None, None, "", "", f"the runs agree in all {len(trend.steps)} steps{within}", trend.rank)
     at = int(rows[0])
     found = [name for name, one in zip(trend.names, differs[at].tolist(), strict=True) if one]
-    for kind, describe in _BEGINNINGS.items():
-        names = [name for name in found if name.partition(".")[0] == kind]
-        if names:
-            return describe(trend, at, names)
-    raise AssertionError(found)
+    kind = next(kind for kind in _BEGINNINGS if any(name.partition(".")[0] == kind for name in found))
+    step = int(trend.steps[at])
+    if differing and step in differing and kind in _JUDGED:
+        return _parting(trend, at, "call", "", f"{_until(trend, at)}; step {step} differs: {differing[step]}")
+    return _BEGINNINGS[kind](trend, at, [name for name in found if name.partition(".")[0] == kind])
 
 
 def calls_parting(steps: Sequence[int], differing: Mapping[int, str]) -> Parting:
