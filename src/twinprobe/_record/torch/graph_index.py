@@ -16,6 +16,7 @@ Node = Any
 Edge = tuple[Node, int]
 _WALK_LIMIT = 100_000
 _LEAF_NUMBER = (1 << 64) - 1  # accumulation into leaves carries the largest number
+_CAST = "ToCopyBackward0"
 
 CUSTOM = torch.autograd.function.BackwardCFunction
 # The number that the next autograd node of this thread will get; older versions do not tell.
@@ -86,7 +87,10 @@ class GraphIndex:
                     return None  # a gradient in two parts
                 found.append((slot, place))
                 places[edge] = -1
-            elif since <= target._sequence_nr() < _LEAF_NUMBER and not self._ends_in_leaves(target):
+            elif target._sequence_nr() < since:
+                if self._cast_leaf(target) is not None:
+                    return None
+            elif target._sequence_nr() < _LEAF_NUMBER and not self._ends_in_leaves(target):
                 return None
         if not found:
             return None
@@ -100,6 +104,14 @@ class GraphIndex:
             if target is not None and (target._sequence_nr() < _LEAF_NUMBER or target in self._leaves):
                 return False
         return True
+
+    def _cast_leaf(self, node: Node) -> Edge | None:
+        """The leaf that this node casts, if it is an input of a call. Autocast casts a weight once for all calls that
+        use it: what goes through the cast is the sum of their gradients."""
+        if node.name() != _CAST:
+            return None
+        edge: Edge = node.next_functions[0]
+        return edge if edge[0] in self._leaves else None
 
     def walk(self, roots: Iterable[Node], since: int) -> None:
         """Index all nodes created at or after ``since`` that the roots reach."""
@@ -131,6 +143,9 @@ class GraphIndex:
                         todo.append((target, age))
                     elif age < since:
                         heappush(border, (-age, id(target), target))
+                        leaf = self._cast_leaf(target)
+                        if leaf is not None and (target, 0, age) not in feeds.setdefault(leaf, []):
+                            feeds[leaf].append((target, 0, age))
 
     def _waiting(self, since: int) -> Iterator[Node]:
         """Nodes that calls inside this one left to it."""
@@ -141,7 +156,13 @@ class GraphIndex:
 
     def feeding(self, edge: Edge, since: int) -> list[tuple[Node, int]]:
         """The nodes created at or after ``since`` that send gradients along this edge, with their slot."""
-        return [(node, slot) for node, slot, number in self.feeds.get(edge, ()) if since <= number < _LEAF_NUMBER]
+        found = []
+        for node, slot, number in self.feeds.get(edge, ()):
+            if number < _LEAF_NUMBER and edge[0] in self._leaves and node.name() == _CAST:
+                found += self.feeding((node, 0), since)
+            elif since <= number < _LEAF_NUMBER:
+                found.append((node, slot))
+        return found
 
     def clear(self) -> None:
         self._seen.clear()
