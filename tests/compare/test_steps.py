@@ -311,3 +311,21 @@ def test_the_step_that_differs_is_told_as_a_single_one_would_be(
     if level == "mix":
         assert "Tensor.__truediv__.0.forward" in shown
         assert "0.2 against 0.1" in " ".join(shown.split())
+
+
+def test_an_optimizer_in_one_kernel_is_noise_although_the_first_step_is_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, fused in (("golden", False), ("target", True)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused, foreach=False)
+        data = torch.randn(3, 6, 32, generator=torch.Generator().manual_seed(1))
+        with twinprobe.record(model, tmp_path / name, level="L0") as recording:
+            for step in range(3):
+                torch.nn.functional.cross_entropy(model(data[step]), torch.arange(6) % 3).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                recording.step()
+    assert main(["compare", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == 0
+    assert "the runs agree in all 3 steps, within noise" in capsys.readouterr().out

@@ -155,14 +155,12 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
 def find_parting(trend: Trend, differing: Mapping[int, str] | None = None) -> Parting:
     """The first step that differs, and what differs first in it.
 
-    ``differing``: where each step begins to differ, as far as every call of it was compared. Where the runs are not
-    equal to the last bit from the start, that decides, and statistics only tell the cause.
+    ``differing``: where each step begins to differ, as far as every call of it was compared. That decides, even where
+    the runs were equal to the last bit before: statistics only tell the cause.
     """
     differs = trend.differs
     if differing is not None:
-        if trend.noise.any():
-            measured = [name.partition(".")[0] not in ("group", "input") for name in trend.names]
-            differs[np.ix_([step not in differing for step in trend.steps.tolist()], measured)] = False
+        differs[[step not in differing for step in trend.steps.tolist()]] = False
         judged = next((at for at, step in enumerate(trend.steps.tolist()) if step in differing), len(trend.steps))
         if not differs[: judged + 1].any() and judged < len(trend.steps):
             step = int(trend.steps[judged])
