@@ -87,23 +87,24 @@ class GraphIndex:
                     return None  # a gradient in two parts
                 found.append((slot, place))
                 places[edge] = -1
-            elif target._sequence_nr() < since:
-                if self._cast_leaf(target) is not None:
-                    return None
-            elif target._sequence_nr() < _LEAF_NUMBER and not self._ends_in_leaves(target):
+            elif self._needs_walk(target, since):
                 return None
         if not found:
             return None
         later.append((node._sequence_nr(), node))
         return found
 
-    def _ends_in_leaves(self, node: Node) -> bool:
-        if isinstance(node, CUSTOM):
+    def _needs_walk(self, node: Node, since: int) -> bool:
+        """Whether gradients may reach an input through this node, which is none itself."""
+        number = node._sequence_nr()
+        if number >= _LEAF_NUMBER:
             return False
-        for target, _ in node.next_functions:
-            if target is not None and (target._sequence_nr() < _LEAF_NUMBER or target in self._leaves):
-                return False
-        return True
+        if number < since:
+            return self._cast_leaf(node) is not None
+        return isinstance(node, CUSTOM) or any(
+            target is not None and (target._sequence_nr() < _LEAF_NUMBER or target in self._leaves)
+            for target, _ in node.next_functions
+        )
 
     def _cast_leaf(self, node: Node) -> Edge | None:
         """The leaf that this node casts, if it is an input of a call. Autocast casts a weight once for all calls that
