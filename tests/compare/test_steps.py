@@ -329,3 +329,20 @@ def test_an_optimizer_in_one_kernel_is_noise_although_the_first_step_is_equal(
                 recording.step()
     assert main(["compare", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == 0
     assert "the runs agree in all 3 steps, within noise" in capsys.readouterr().out
+
+
+def test_data_rounded_to_another_dtype_are_no_other_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, dtype in (("golden", torch.float32), ("target", torch.bfloat16)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3)).to(dtype)
+        data = torch.randn(3, 6, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+        with twinprobe.record(model, tmp_path / name, level="L0") as recording:
+            for step in range(3):
+                if name == "target" and step == 1:
+                    model[1] = torch.nn.Sigmoid()
+                model(data[step])
+                recording.step()
+    assert main(["compare", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "the runs agree up to step 0; step 1 differs: Module.1." in said
+    assert "other data" not in said

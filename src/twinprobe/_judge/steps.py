@@ -161,6 +161,9 @@ def find_parting(trend: Trend, differing: Mapping[int, str] | None = None) -> Pa
     differs = trend.differs
     if differing is not None:
         differs[[step not in differing for step in trend.steps.tolist()]] = False
+        # The same data in another dtype: only where calls were compared is it known what follows from it.
+        inputs = np.array([name.startswith("input.") for name in trend.names], dtype=np.bool_)
+        differs &= ~(inputs & (trend.difference <= _HALF[1]))
         judged = next((at for at, step in enumerate(trend.steps.tolist()) if step in differing), len(trend.steps))
         if not differs[: judged + 1].any() and judged < len(trend.steps):
             step = int(trend.steps[judged])
