@@ -32,7 +32,7 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
-from twinprobe._runs.table import OUTPUT, PARAMETER
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -221,9 +221,11 @@ def _updated_once(target: Run, golden: Run) -> Divergence | None:
         for at, op in enumerate(run.ops):
             if op in there or op.startswith(_TOTAL_NORM):
                 continue
-            rows = run.table.filter(run.table["op"] == at)
-            before, after = (rows.filter(rows["role"] == role)["norm"].to_list() for role in (PARAMETER, OUTPUT))
-            if before != after:  # a gradient of zeros moves nothing
+            rows = run.table.filter((run.table["op"] == at) & (run.table["kind"] == TENSOR))
+            gradient, before, after = (
+                rows.filter(rows["role"] == role)["norm"].drop_nulls().to_list() for role in (INPUT, PARAMETER, OUTPUT)
+            )
+            if any(gradient) or before != after:  # a gradient of zeros moves nothing; 16 bits show no small step
                 moved.append(op)
         if moved and 2 * len(moved) < len(run.ops):  # otherwise another optimizer, which names them differently
             more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
