@@ -355,3 +355,207 @@ def volume_on_two_threads(program: Program) -> None:
 def scale_begins_elsewhere(program: Program) -> None:
     """sigmoid(x + 1) in place of sigmoid(x + 2)."""
     program.model[2].add = 1.0
+
+
+# One weight for all steps of a sequence
+
+
+class Recurrent(nn.Module):
+    """A cell by hand: autocast casts its weights once for all calls."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table, self.into, self.state = nn.Embedding(50, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, 50)
+        self.cut, self.reset = -1, -1
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits of each step."""
+        x, states = self.table(ids), []
+        state = x.new_zeros(len(ids), x.shape[2])
+        for at in range(ids.shape[1]):
+            state = state.detach() if at == self.cut else state
+            state = torch.tanh(self.norm(self.into(x[:, at]) + self.state(state)))
+            states.append(state)
+            state = torch.zeros_like(state) if at == self.reset else state
+        return self.out(torch.stack(states, 1))
+
+
+@family
+def recurrent(width: int = 96) -> Program:
+    """Eight steps."""
+    ids = torch.randint(0, 50, (8, 9), generator=torch.Generator().manual_seed(3))
+
+    def loss(program: Program) -> torch.Tensor:
+        logits = program.model(program.batch["ids"][:, :-1]).float()
+        return functional.cross_entropy(logits.flatten(0, 1), program.batch["ids"][:, 1:].flatten())
+
+    return Program(Recurrent(width), {"ids": ids}, loss, adamw)
+
+
+@clean("recurrent", dtypes="float32")
+def cell_under_autocast(program: Program) -> None:
+    """Gradients of the weights come through one cast."""
+    program.dtype = "autocast"
+
+
+@bug("recurrent", "state:*", kinds="argument")
+def state_is_detached(program: Any) -> None:
+    """Gradients end in the middle."""
+    program.model.cut = 4
+
+
+@bug("recurrent", "state:*", ":zeros_like", kinds="input extra", modules="state")
+def state_begins_anew(program: Any) -> None:
+    """The fifth step knows nothing of those before."""
+    program.model.reset = 3
+
+
+# What each optimiser sees
+
+
+class Actor(nn.Module):
+    """A policy and the weight of its entropy, which no module takes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.policy, self.log_alpha = perceptron(32, width, 6), nn.Parameter(torch.tensor(-1.0))
+        self.aim, self.frozen = -6.0, False
+
+
+@family
+def actor(width: int = 96) -> Program:
+    """Two optimisers; the second moves one number."""
+    program = Program(Actor(width), {"x": gaussian(32, 32, seed=3)})
+
+    def step() -> torch.Tensor:
+        model: Any = program.model
+        updates = [torch.optim.Adam(one, lr=1e-3) for one in (model.policy.parameters(), [model.log_alpha])]
+        with program.precision():
+            chances = functional.log_softmax(model.policy(program.batch["x"]).float(), -1)
+        entropy = -(chances.exp() * chances).sum(-1).mean()
+        (-model.log_alpha.exp().detach() * entropy).backward()
+        if model.frozen:
+            for parameter in model.policy[-1].parameters():
+                parameter.grad = None
+        updates[0].step()
+        (model.log_alpha * (entropy.detach() + model.aim)).backward()
+        updates[1].step()
+        return entropy.detach()
+
+    return train_by(program, step)
+
+
+@clean("actor", dtypes="float32")
+def policy_on_two_threads(program: Program) -> None:
+    """Products in other parts."""
+    program.around.append(two_threads())
+
+
+@bug("actor", ":__add__", "optimizer:*", kinds="argument input update", modules="optimizer")
+def aim_with_the_wrong_sign(program: Any) -> None:
+    """Only the gradient of log_alpha differs."""
+    program.model.aim = 6.0
+
+
+@bug("actor", "optimizer:*", kinds="missing", modules="optimizer")
+def last_layer_gets_no_update(program: Any) -> None:
+    """Its gradients are dropped before the update."""
+    program.model.frozen = True
+
+
+# Attention along edges
+
+
+class Neighbours(nn.Module):
+    """Weights of edges that add up to one at each node."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer, self.slope, self.shifts = nn.Linear(width, width, bias=False), 0.2, True
+        self.source, self.target = (nn.Parameter(gaussian(width, seed=seed) / 8) for seed in (1, 2))
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        """Nodes after one round."""
+        h, (start, end) = self.layer(x), edges
+        score = functional.leaky_relu((h @ self.source)[start] + (h @ self.target)[end], self.slope).float()
+        if self.shifts:
+            score = score - torch.full((len(x),), -1e9).scatter_reduce(0, end, score.detach(), "amax")[end]
+        score = score.exp()
+        score = score / torch.zeros(len(x)).index_add(0, end, score)[end]
+        return torch.zeros_like(h).index_add(0, end, h[start] * score.to(h.dtype).unsqueeze(1))
+
+
+class Attending(nn.Module):
+    """Two rounds."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.rounds, self.head = nn.ModuleList(Neighbours(width) for _ in range(2)), nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        """Logits of nodes."""
+        for one in self.rounds:
+            x = x + functional.elu(one(x, edges))
+        return self.head(x)
+
+
+@family
+def attending(width: int = 64) -> Program:
+    """60 nodes, each with an edge to itself."""
+    drawn = torch.randint(0, 60, (2, 240), generator=torch.Generator().manual_seed(3))
+    batch = {"x": gaussian(60, width, seed=3), "edges": torch.cat([drawn, torch.arange(60).expand(2, 60)], 1)}
+    return Program(
+        Attending(width), batch,
+        lambda program: functional.cross_entropy(program.model(**program.batch).float(), classes(60)),
+    )  # fmt: skip
+
+
+@clean("attending")
+def scores_not_shifted(program: Any) -> None:
+    """The largest score of each node is not taken off first."""
+    for one in program.model.rounds:
+        one.shifts = False
+
+
+@bug("attending", "rounds.1:leaky_relu", kinds="argument", modules="rounds.1")
+def slope_of_the_default_function(program: Any) -> None:
+    """0.01 in place of 0.2."""
+    program.model.rounds[1].slope = 0.01
+
+
+# A model that writes its own input
+
+
+@family
+def writer(width: int = 64) -> Program:
+    """Five tokens, each the likeliest after the last; no loss and no gradient."""
+    model = nn.ModuleDict(
+        {"table": nn.Embedding(60, width), "norm": nn.LayerNorm(width), "body": perceptron(width, 2 * width, width),
+         "head": nn.Linear(width, 60)}
+    )  # fmt: skip
+    program = Program(model, {"ids": torch.arange(4)}, optimizer=None)
+
+    def step() -> torch.Tensor:
+        parts: Any = program.model
+        ids = program.batch["ids"]
+        with torch.no_grad(), program.precision():
+            for _ in range(5):
+                states = parts["table"](ids)
+                logits = parts["head"](states + parts["body"](parts["norm"](states)))
+                ids = logits.argmax(-1)
+        return logits.float().square().mean()
+
+    return train_by(program, step)
+
+
+@clean("writer", dtypes="float32 bf16")
+def written_on_two_threads(program: Program) -> None:
+    """Products in other parts."""
+    program.around.append(two_threads())
+
+
+@bug("writer", "norm:*", kinds="argument factor")
+def norm_of_the_writer_has_a_larger_epsilon(program: Any) -> None:
+    """In every step, the first one first."""
+    program.model["norm"].eps = 0.3

@@ -134,6 +134,44 @@ def test_what_an_optimiser_reads_is_compared_where_a_batch_comes_in_parts(tmp_pa
     assert ("updated parameters agree" in found.summary) == divided
 
 
+def test_one_gradient_differs_where_all_else_is_equal(tmp_path: Path) -> None:
+    """A temperature that has an optimiser of its own: no module takes it."""
+
+    class Actor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.log_alpha = mlp(), nn.Parameter(torch.tensor(-1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    def train(model: Any, wrong: bool) -> None:
+        loss = model(torch.randn(8, WIDTH)).square().mean()
+        loss.backward()
+        torch.optim.Adam(model.layer.parameters(), lr=0.01).step()
+        (model.log_alpha * (loss.detach() + (3.0 if wrong else -3.0))).backward()
+        torch.optim.Adam([model.log_alpha], lr=0.01).step()
+
+    assert "Optimizer.log_alpha" in said(found := compared(tmp_path, train, Actor, level="L0"))
+    assert "updated parameters differ" in found.summary
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_gradient_that_is_taken_away_before_the_update(tmp_path: Path, zeros: bool) -> None:
+    def train(model: Any, wrong: bool) -> None:
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        for parameter in model[2].parameters():
+            parameter.grad = None if wrong else torch.zeros_like(parameter) if zeros else parameter.grad
+        torch.optim.SGD(model.parameters(), lr=0.01).step()
+
+    found = compared(tmp_path, train, mlp, level="L0")
+    if zeros:  # they change nothing, as no gradient does
+        assert found.first is None
+    else:
+        assert "Optimizer.2.weight" in said(found)
+        assert "only the golden run's optimizer changes this parameter and 1 more" in said(found)
+
+
 def test_a_parameter_that_only_one_run_trains(tmp_path: Path) -> None:
     def train(model: Any, wrong: bool) -> None:
         model[2].weight.requires_grad_(not wrong)

@@ -246,10 +246,14 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
         return
     from rich.console import Console
 
-    from twinprobe._report.console import counted, print_ranks, visible
+    from twinprobe._report.console import counted, print_ranks, print_summary, visible
     from twinprobe._report.overview import step_lines
 
     sys.stdout.write(visible(parting.sentence) + "\n")
+    first = next((summary for summary in outcome.summaries if summary.first is not None), None)
+    if parting and first is not None and not each_step:
+        sys.stdout.flush()
+        print_summary(first, Console(highlight=False))
     if each_step and not outcome.summaries:
         sys.stdout.write("".join(f"{line}\n" for line in step_lines(steps)))
     elif each_step:

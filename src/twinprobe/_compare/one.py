@@ -14,7 +14,7 @@ from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.origin import Divergence, RunInfo, Summary
-from twinprobe._judge.search import ARGUMENT, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import (
@@ -32,6 +32,7 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
 _WITHOUT_UPDATES = ("paddle", "mindspore")  # their optimizers are no recorded calls, and write no optimizer.json
+_TOTAL_NORM = "Optimizer.total_norm."
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
@@ -209,11 +211,14 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     updates, first = compared.summary, summary.first
     earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
     found = updates.first
-    if found is not None and found.begins != ARGUMENT:
+    if found is None or found.op.startswith(_TOTAL_NORM):
+        found = _updated_once(compared.target, compared.golden) or found
+    if found is not None and found.begins not in (ARGUMENT, MISSING, EXTRA):
         # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
         # nothing, nor do those that are as far off in a run that agrees.
         gradients = (result.worst for result in summary.results if result.name == PARAMETER_GRADIENTS and first is None)
-        single = not any(result.differing > _MANY * result.values for result in updates.results)
+        exact = first is None and not any(result.worst for result in summary.results)  # no noise that could grow
+        single = not exact and not any(result.differing > _MANY * result.values for result in updates.results)
         if single or (found.relative_error or 0.0) < _MORE * max(gradients, default=0.0):
             return summary
     summary = replace(summary, results=[*summary.results, *updates.results])
@@ -246,6 +251,31 @@ def _scale_taken_off(first: Divergence, updates: Summary) -> bool:
     agree = updates.first is None and bool(updates.results) and all(result.agrees for result in updates.results)
     back = parse_op(first.op).direction in (BACKWARD, GRADIENTS)
     return agree and back and any(kind["name"] == "factor" for kind in first.kinds)
+
+
+def _updated_once(target: Run, golden: Run) -> Divergence | None:
+    """A parameter that the optimizer of one run alone changes, because only there it has a gradient."""
+    for run, other, side, begins in ((golden, target, "golden", MISSING), (target, golden, "target", EXTRA)):
+        there, moved = set(other.ops), []
+        for at, op in enumerate(run.ops):
+            if op in there or op.startswith(_TOTAL_NORM):
+                continue
+            rows = run.table.filter((run.table["op"] == at) & (run.table["kind"] == TENSOR))
+            gradient, before, after = (
+                rows.filter(rows["role"] == role)["norm"].drop_nulls().to_list() for role in (INPUT, PARAMETER, OUTPUT)
+            )
+            if any(gradient) or before != after:  # a gradient of zeros moves nothing; 16 bits show no small step
+                moved.append(op)
+        if moved and 2 * len(moved) < len(run.ops):  # otherwise another optimizer, which names them differently
+            more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+            sentence = f"only the {side} run's optimizer changes this parameter{more}: only there it has a gradient"
+            kinds = [{"name": begins, "sentence": sentence, "confidence": 0.9}]
+            row = f"{moved[0]}.output.0"
+            return Divergence(
+                moved[0], row, row, "", {}, {}, None, sentence, "injected", NONE, argument="output.0", begins=begins,
+                kinds=kinds,
+            )  # fmt: skip
+    return None
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

@@ -196,7 +196,8 @@ def _take_calls(run: Run, row: dict[str, float]) -> list[tuple[str, Rows]]:
             continue
         numbers = {"norm": norm, "mean": mean, "max": max(abs(high or 0.0), abs(low or 0.0))}
         if role == INPUT:
-            if op == 0:
+            # A function takes weights as well: only its first argument is data.
+            if op == 0 and (call.is_module or name.endswith(".input.0")):
                 take(f"input.{name.rpartition('.input.')[2]}", at, numbers | {"min": low})
             continue
         title = call.body if call.is_module else f"{call.prefix}.{call.body}.{call.call}"

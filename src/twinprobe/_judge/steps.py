@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 
 # In the order in which a step goes through them.
 KINDS = ("parameter", "input", "output", "buffer", "loss", "gradient", "group")
+# Where every call was compared, the judge knows more about these than their norms tell.
+_JUDGED = ("output", "buffer", "loss", "gradient")
 # They explain a difference and are none by themselves: programs draw random numbers for many things.
 _EXPLAIN = ("random", "setting")
 _SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay"}
@@ -153,14 +155,15 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
 def find_parting(trend: Trend, differing: Mapping[int, str] | None = None) -> Parting:
     """The first step that differs, and what differs first in it.
 
-    ``differing``: where each step begins to differ, as far as every call of it was compared. Where the runs are not
-    equal to the last bit from the start, that decides, and statistics only tell the cause.
+    ``differing``: where each step begins to differ, as far as every call of it was compared. That decides, even where
+    the runs were equal to the last bit before: statistics only tell the cause.
     """
     differs = trend.differs
     if differing is not None:
-        if trend.noise.any():
-            measured = [name.partition(".")[0] not in ("group", "input") for name in trend.names]
-            differs[np.ix_([step not in differing for step in trend.steps.tolist()], measured)] = False
+        differs[[step not in differing for step in trend.steps.tolist()]] = False
+        # The same data in another dtype: only where calls were compared is it known what follows from it.
+        inputs = np.array([name.startswith("input.") for name in trend.names], dtype=np.bool_)
+        differs &= ~(inputs & (trend.difference <= _HALF[1]))
         judged = next((at for at, step in enumerate(trend.steps.tolist()) if step in differing), len(trend.steps))
         if not differs[: judged + 1].any() and judged < len(trend.steps):
             step = int(trend.steps[judged])
@@ -173,11 +176,11 @@ def find_parting(trend: Trend, differing: Mapping[int, str] | None = None) -> Pa
         return Parting(None, None, "", "", f"the runs agree in all {len(trend.steps)} steps{within}", trend.rank)
     at = int(rows[0])
     found = [name for name, one in zip(trend.names, differs[at].tolist(), strict=True) if one]
-    for kind, describe in _BEGINNINGS.items():
-        names = [name for name in found if name.partition(".")[0] == kind]
-        if names:
-            return describe(trend, at, names)
-    raise AssertionError(found)
+    kind = next(kind for kind in _BEGINNINGS if any(name.partition(".")[0] == kind for name in found))
+    step = int(trend.steps[at])
+    if differing and step in differing and kind in _JUDGED:
+        return _parting(trend, at, "call", "", f"{_until(trend, at)}; step {step} differs: {differing[step]}")
+    return _BEGINNINGS[kind](trend, at, [name for name in found if name.partition(".")[0] == kind])
 
 
 def calls_parting(steps: Sequence[int], differing: Mapping[int, str]) -> Parting:

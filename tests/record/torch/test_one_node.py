@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,35 @@ def test_a_normed_weight_is_part_of_its_layer(tmp_path: Path, dump_of: Any, monk
     quick = recorded(act, tmp_path / "quick", dump_of)
     monkeypatch.setattr(GraphIndex, "direct_slots", lambda *_: None)
     assert quick == recorded(act, tmp_path / "walked", dump_of)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_weight_that_autocast_casts_once_has_a_gradient_for_each_call(passes: int, tmp_path: Path) -> None:
+    """The cast is shared by all calls, and by all passes under one autocast: what goes through it is a sum."""
+
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.filter = nn.Linear(8, 8), nn.Conv1d(4, 4, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = self.filter(self.layer(x).tanh()).tanh()
+            return x
+
+    norms: list[dict[str, list[Any]]] = []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        model, x = Repeated(), torch.randn(2, 4, 8)
+        with record(model, tmp_path / str(enabled), level="mix"):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                loss = torch.stack([model(x).float().square().sum() for _ in range(passes)]).sum()
+            loss.backward()
+        entries = json.loads(next((tmp_path / str(enabled)).glob("step0/*/dump.json")).read_text())["data"]
+        norms.append({
+            name: [one and one["Norm"] for one in entry["output"]] for name, entry in entries.items()
+            if name.startswith("Functional.") and name.endswith(".backward")
+        })  # fmt: skip
+    assert len(norms[0]) == 6 * passes
+    for name, gradients in norms[0].items():
+        assert gradients == [one if one is None else pytest.approx(one, rel=0.05) for one in norms[1][name]], name

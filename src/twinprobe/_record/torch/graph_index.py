@@ -16,6 +16,7 @@ Node = Any
 Edge = tuple[Node, int]
 _WALK_LIMIT = 100_000
 _LEAF_NUMBER = (1 << 64) - 1  # accumulation into leaves carries the largest number
+_CAST = "ToCopyBackward0"
 
 CUSTOM = torch.autograd.function.BackwardCFunction
 # The number that the next autograd node of this thread will get; older versions do not tell.
@@ -86,20 +87,32 @@ class GraphIndex:
                     return None  # a gradient in two parts
                 found.append((slot, place))
                 places[edge] = -1
-            elif since <= target._sequence_nr() < _LEAF_NUMBER and not self._ends_in_leaves(target):
+            elif self._needs_walk(target, since):
                 return None
         if not found:
             return None
         later.append((node._sequence_nr(), node))
         return found
 
-    def _ends_in_leaves(self, node: Node) -> bool:
-        if isinstance(node, CUSTOM):
+    def _needs_walk(self, node: Node, since: int) -> bool:
+        """Whether gradients may reach an input through this node, which is none itself."""
+        number = node._sequence_nr()
+        if number >= _LEAF_NUMBER:
             return False
-        for target, _ in node.next_functions:
-            if target is not None and (target._sequence_nr() < _LEAF_NUMBER or target in self._leaves):
-                return False
-        return True
+        if number < since:
+            return self._cast_leaf(node) is not None
+        return isinstance(node, CUSTOM) or any(
+            target is not None and (target._sequence_nr() < _LEAF_NUMBER or target in self._leaves)
+            for target, _ in node.next_functions
+        )
+
+    def _cast_leaf(self, node: Node) -> Edge | None:
+        """The leaf that this node casts, if it is an input of a call. Autocast casts a weight once for all calls that
+        use it: what goes through the cast is the sum of their gradients."""
+        if node.name() != _CAST:
+            return None
+        edge: Edge = node.next_functions[0]
+        return edge if edge[0] in self._leaves else None
 
     def walk(self, roots: Iterable[Node], since: int) -> None:
         """Index all nodes created at or after ``since`` that the roots reach."""
@@ -131,6 +144,9 @@ class GraphIndex:
                         todo.append((target, age))
                     elif age < since:
                         heappush(border, (-age, id(target), target))
+                        leaf = self._cast_leaf(target)
+                        if leaf is not None and (target, 0, age) not in feeds.setdefault(leaf, []):
+                            feeds[leaf].append((target, 0, age))
 
     def _waiting(self, since: int) -> Iterator[Node]:
         """Nodes that calls inside this one left to it."""
@@ -141,7 +157,13 @@ class GraphIndex:
 
     def feeding(self, edge: Edge, since: int) -> list[tuple[Node, int]]:
         """The nodes created at or after ``since`` that send gradients along this edge, with their slot."""
-        return [(node, slot) for node, slot, number in self.feeds.get(edge, ()) if since <= number < _LEAF_NUMBER]
+        found = []
+        for node, slot, number in self.feeds.get(edge, ()):
+            if number < _LEAF_NUMBER and edge[0] in self._leaves and node.name() == _CAST:
+                found += self.feeding((node, 0), since)
+            elif since <= number < _LEAF_NUMBER:
+                found.append((node, slot))
+        return found
 
     def clear(self) -> None:
         self._seen.clear()
