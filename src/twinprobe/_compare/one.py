@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinprobe._align.links import Pairs, match_names
+from twinprobe._align.links import Pairs, match_names, match_updates
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
-_WITHOUT_UPDATES = ("paddle", "mindspore")  # their optimizers are no recorded calls, and write no optimizer.json
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
@@ -164,31 +163,35 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         evidence.isolated = options.isolate(target, golden, evidence, judged)
         judged = judge(target, evidence, options.thresholds)
     summary = _summarise(mode, target, golden, evidence, judged, pairs)
-    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, options))
+    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
 
 
-def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) -> Summary:
+def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Summary:
     """What the optimisers of two runs of modules alone saw and did, as their optimizer.json says.
 
     An update is the first divergence where nothing before it differs, or only parameters that were read before: these
     were written to in between.
     """
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
-    unseen = [run.framework for run in (target, golden) if run.framework in _WITHOUT_UPDATES]
-    if unseen and any(result.name == PARAMETER_GRADIENTS for result in summary.results):
-        note = f"what the optimizer does is not recorded in {unseen[0]}: updates and its settings were not compared"
+    known = [file.is_file() for file in files]
+    if any(known) and not all(known) and any(result.name == PARAMETER_GRADIENTS for result in summary.results):
+        note = f"no {OPTIMIZER_FILE} in {files[known.index(False)].parent}: updates and settings were not compared"
         summary = replace(summary, notes=[*summary.notes, note])
     alone = not target.arrangement and not golden.arrangement and options.thresholds.rounding is None
     if (
         not alone
         or options.thresholds.by_row
         or summary.mode == DIGESTS
-        or any(run.path.name != DUMP or IN_OPTIMIZER in run.parents.values() for run in (target, golden))
-        or not all(file.is_file() for file in files)
+        or any(run.path.name != DUMP for run in (target, golden))
+        or all(IN_OPTIMIZER in run.parents.values() for run in (target, golden))  # they are among the calls
+        or not all(known)
     ):
         return summary
     try:
-        compared = compare_paths(files[0], files[1], Options(match_names, options.thresholds))
+        match: Matcher = match_names
+        if target.framework != golden.framework:
+            match = partial(match_updates, names=_parameter_names(target, golden, pairs))
+        compared = compare_paths(files[0], files[1], Options(match, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     updates, first = compared.summary, summary.first
@@ -207,6 +210,21 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     said = found.sentence.partition(" (")[0]  # settings differ for all parameters alike
     others = [replace(other, order=NONE) for other in updates.others if other.sentence.partition(" (")[0] != said]
     return replace(summary, first=replace(found, order=NONE, module=IN_OPTIMIZER), others=others)
+
+
+def _parameter_names(target: Run, golden: Run, pairs: pl.DataFrame) -> dict[str, str]:
+    """Golden's names of the target's parameters, as the modules that were paired tell."""
+    rows = pairs.filter((pairs["t_row"] >= 0) & (pairs["g_row"] >= 0)).select("t_row", "g_row")
+    names = []
+    for run, column in ((target, "t_row"), (golden, "g_row")):
+        places = rows[column].to_numpy()
+        calls = [parse_op(run.ops[op]) for op in run.table["op"].to_numpy()[places].tolist()]
+        shown = run.table["name"].to_numpy()[places].tolist()
+        names.append([
+            f"{call.body}.{name.rpartition('.parameters.')[2]}" if call.is_module and ".parameters." in name else ""
+            for call, name in zip(calls, shown, strict=True)
+        ])  # fmt: skip
+    return {own: there for own, there in zip(*names, strict=True) if own and there}
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

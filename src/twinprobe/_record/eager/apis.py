@@ -218,12 +218,15 @@ class Replaced:
     """A function replaced by another one, until remove()."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self._owner, self._name, self._original = owner, name, getattr(owner, name)
-        setattr(owner, name, make(self._original))
+        self._owner, self._name, self._own = owner, name, vars(owner).get(name, _MISSING)
+        setattr(owner, name, make(getattr(owner, name)))
 
     def remove(self) -> None:
-        """Put the original back."""
-        setattr(self._owner, self._name, self._original)
+        """Put the original back, where it was: in a class it may be inherited."""
+        if self._own is _MISSING:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
 
 
 def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
