@@ -204,7 +204,7 @@ class MindSporeRecorder(EagerRecorder):
             return self.updates.step(
                 optimizer,
                 lambda: dict(zip(held, given, strict=False)) if isinstance(given, tuple | list) else {},
-                lambda: groups_of(optimizer),
+                lambda: groups_of_a_step(optimizer),
                 lambda: original(optimizer, *args, **kwargs),
             )
 
@@ -228,6 +228,7 @@ _SETTINGS = {
     "beta1": "betas.0", "beta2": "betas.1", "eps": "eps", "momentum": "momentum", "dampening": "dampening",
     "nesterov": "nesterov", "use_nesterov": "nesterov", "use_amsgrad": "amsgrad", "loss_scale": "loss_scale",
 }  # fmt: skip
+_USUAL = {"use_nesterov": False, "loss_scale": 1.0}  # PyTorch has no such settings
 
 
 def groups_of(optimizer: Any) -> list[Group]:
@@ -236,7 +237,11 @@ def groups_of(optimizer: Any) -> list[Group]:
         return [Group(list(group["params"]), dict(_plain(group))) for group in optimizer.param_groups]
     decay = optimizer.get_weight_decay() if hasattr(optimizer, "get_weight_decay") else optimizer.weight_decay
     given = {name: _number(getattr(optimizer, name, None)) for name in _SETTINGS}
-    shared = {key: given[name] for name, key in _SETTINGS.items() if given[name] is not None}
+    shared = {
+        key: given[name]
+        for name, key in _SETTINGS.items()
+        if given[name] is not None and given[name] != _USUAL.get(name)
+    }
     parameters = list(optimizer.parameters)
     rates, decays = (
         [_number(one) for one in value] if isinstance(value, tuple | list) else [_number(value)] * len(parameters)
@@ -249,6 +254,18 @@ def groups_of(optimizer: Any) -> list[Group]:
         if not found or found[-1].settings != settings:
             found.append(Group([], settings))
         found[-1].parameters.append(parameter)
+    return found
+
+
+def groups_of_a_step(optimizer: Any) -> list[Group]:
+    """The same for the step that begins, in PyTorch's meaning of the settings.
+
+    nn.Adam adds eps before it corrects the bias of the second moment, PyTorch after it: eps is what PyTorch would need.
+    """
+    found = groups_of(optimizer)
+    if isinstance(optimizer, nn.Adam):
+        for settings in {id(group.settings): group.settings for group in found}.values():
+            settings["eps"] /= (1.0 - _number(optimizer.beta2_power) * settings["betas.1"]) ** 0.5
     return found
 
 
