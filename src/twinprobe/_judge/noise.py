@@ -358,9 +358,7 @@ class _Operands:
             number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
             np.maximum.at(self.step, flow.of_row[plain], number[plain])
             self.step = np.where(self.step > 0, self.step, _USUAL_STEP)
-        self.rate = np.zeros(
-            count
-        )  # of a whole update that divides by the size of the gradient, as optimizer.json has it
+        self.rate = np.zeros(count)  # of an update that divides by the size of its gradient: optimizer.json
         adapts = flow.each_call(lambda op: op.prefix == OPTIMIZER and bool(_ADAPTS.search(op.body)))
         if adapts.any():
             given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())

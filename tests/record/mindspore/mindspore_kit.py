@@ -167,6 +167,4 @@ print("repeated")
         return sum(bool(cell._forward_hook or cell._forward_pre_hook) for _, cell in model.cells_and_names())
 
     def optimizer_functions(self) -> dict[Any, Any]:
-        return {
-            kind: vars(kind).get("__call__") for kind in (nn.Cell, nn.Optimizer, optim.Optimizer, _ClipByGlobalNorm)
-        }
+        return {kind: vars(kind).get("__call__") for kind in (nn.Optimizer, optim.Optimizer, _ClipByGlobalNorm)}
