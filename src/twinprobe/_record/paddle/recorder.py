@@ -211,8 +211,8 @@ class PaddleRecorder(EagerRecorder):
 
 _SETTINGS = {
     "_beta1": "betas.0", "_beta2": "betas.1", "_epsilon": "eps", "_momentum": "momentum", "_rho": "rho",
-    "_weight_decay": "weight_decay", "_regularization_coeff": "weight_decay", "_use_nesterov": "nesterov",
-    "_amsgrad": "amsgrad",
+    "regularization": "weight_decay", "_weight_decay": "weight_decay", "_regularization_coeff": "weight_decay",
+    "_use_nesterov": "nesterov", "_amsgrad": "amsgrad",
 }  # fmt: skip
 
 
