@@ -16,7 +16,7 @@ from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import (
     DIGESTS,
     DUMP,
@@ -196,6 +196,9 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     updates, first = compared.summary, summary.first
     earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
+    if first is not None and not earlier:  # what is read before anything came back was not yet written to
+        back = (at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS))
+        earlier = first.op in target.ops[: next(back, 0)]
     found = updates.first
     if found is not None and found.begins != ARGUMENT:
         # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say

@@ -78,11 +78,34 @@ def test_updates_agree_with_those_of_pytorch(plain: Any) -> None:
 
 def test_another_rate_is_named_in_the_same_framework_and_across(kit: Kit, plain: Any, tmp_path: Path) -> None:
     train(kit.make_recorder.name, tmp_path, rate=0.06)
-    for golden in (plain[0], KEPT):
+    for golden in (plain[0], KEPT):  # PyTorch's optimizer is among its calls, the others' are not
         first = compared(tmp_path, golden).first
         assert first is not None
         assert first.op.startswith("Optimizer.")
         assert "lr: 0.06 against 0.05" in first.sentence
+
+
+def test_every_layer_has_its_partner_in_pytorch(plain: Any) -> None:
+    """Also those whose weights are not square, and are stored the other way round."""
+    pairs = twinprobe.compare(*(next(side.rglob("dump.json")) for side in (plain[0], KEPT))).pairs
+    table = next(iter(pairs.values())).table()
+    rows = zip(table["NPU Name"].to_list(), table["Bench Name"].to_list(), strict=True)
+    layers = {name: partner for name, partner in rows if ".forward.0.output" in name and name[:4] in ("Cell", "Modu")}
+    assert len(layers) == 3
+    assert "N/A" not in layers.values(), layers
+
+
+@pytest.mark.parametrize(("fault", "layer"), [("eps", "norm"), ("last.bias", "last")])
+def test_a_fault_is_found_in_its_layer_and_nothing_before_it(
+    kit: Kit, tmp_path: Path, fault: str, layer: str
+) -> None:
+    """Not in a product that takes what was transposed before, nor in what the optimizer makes of it."""
+    train(kit.make_recorder.name, tmp_path, fault=fault)
+    first = compared(tmp_path, KEPT).first
+    assert first is not None
+    assert layer in (first.module, first.op.split(".")[1]), first
+    if (kit.make_recorder.name, fault) == ("paddle", "eps"):  # an attribute of a primitive in MindSpore, no argument
+        assert "epsilon: 0.001 against 1e-05" in first.sentence
 
 
 def test_it_can_be_switched_off_and_the_recorder_leaves_nothing_behind(kit: Kit, tmp_path: Path) -> None:

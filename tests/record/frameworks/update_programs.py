@@ -24,7 +24,7 @@ def _data() -> np.ndarray:
     return np.random.default_rng(7).standard_normal((6, 8)).astype(np.float32)
 
 
-def _torch(rate: float, decay: float, most: float | None) -> tuple[Any, Callable[[], Any]]:
+def _torch(rate: float, decay: float, most: float | None, _fault: str) -> tuple[Any, Callable[[], Any]]:
     import torch
 
     class Net(torch.nn.Module):
@@ -33,7 +33,8 @@ def _torch(rate: float, decay: float, most: float | None) -> tuple[Any, Callable
             self.first, self.norm, self.last = torch.nn.Linear(8, 12), torch.nn.LayerNorm(12), torch.nn.Linear(12, 3)
 
         def forward(self, x: Any) -> Any:
-            return self.last(torch.relu(self.norm(self.first(x))))
+            h = torch.relu(self.norm(self.first(x)))
+            return self.last(h + torch.matmul(torch.matmul(h, h.transpose(0, 1)), h) * 0.05)
 
     net = Net()
     for name, one in net.named_parameters():
@@ -50,21 +51,24 @@ def _torch(rate: float, decay: float, most: float | None) -> tuple[Any, Callable
     return net, step
 
 
-def _paddle(rate: float, decay: float, most: float | None) -> tuple[Any, Callable[[], Any]]:
+def _paddle(rate: float, decay: float, most: float | None, fault: str) -> tuple[Any, Callable[[], Any]]:
     import paddle
     from paddle import nn
+
+    eps = 1e-3 if fault == "eps" else 1e-5
 
     class Net(nn.Layer):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.norm, self.last = nn.Linear(8, 12), nn.LayerNorm(12), nn.Linear(12, 3)
+            self.first, self.norm, self.last = nn.Linear(8, 12), nn.LayerNorm(12, eps), nn.Linear(12, 3)
 
         def forward(self, x: Any) -> Any:
-            return self.last(nn.functional.relu(self.norm(self.first(x))))
+            h = nn.functional.relu(self.norm(self.first(x)))
+            return self.last(h + paddle.matmul(paddle.matmul(h, h, transpose_y=True), h) * 0.05)
 
     net = Net()
     for name, one in net.named_parameters():
-        value = _values(*name.split("."))
+        value = _values(*name.split(".")) * (name != fault)
         one.set_value(value.T.copy() if value.ndim == 2 else value)
     clip = nn.ClipGradByGlobalNorm(most) if most else None
     optimizer = paddle.optimizer.AdamW(rate, parameters=net.parameters(), weight_decay=decay, grad_clip=clip)
@@ -77,24 +81,27 @@ def _paddle(rate: float, decay: float, most: float | None) -> tuple[Any, Callabl
     return net, step
 
 
-def _mindspore(rate: float, decay: float, most: float | None) -> tuple[Any, Callable[[], Any]]:
+def _mindspore(rate: float, decay: float, most: float | None, fault: str) -> tuple[Any, Callable[[], Any]]:
     import mindspore as ms
     from mindspore import nn, ops
     from mindspore.experimental import optim
+
+    eps = 1e-3 if fault == "eps" else 1e-5
 
     class Net(nn.Cell):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Dense(8, 12), nn.Dense(12, 3)
-            self.norm = nn.LayerNorm((12,), epsilon=1e-5)
+            self.norm = nn.LayerNorm((12,), epsilon=eps)
 
         def construct(self, x: Any) -> Any:
-            return self.last(ops.relu(self.norm(self.first(x))))
+            h = ops.relu(self.norm(self.first(x)))
+            return self.last(h + ops.matmul(ops.matmul(h, h.T), h) * 0.05)
 
     net = Net()
     for name, one in net.parameters_and_names():
         path, _, word = name.partition(".")
-        one.set_data(ms.Tensor(_values(path, {"gamma": "weight", "beta": "bias"}.get(word, word))))
+        one.set_data(ms.Tensor(_values(path, {"gamma": "weight", "beta": "bias"}.get(word, word)) * (name != fault)))
     optimizer = optim.AdamW(net.trainable_params(), lr=rate, weight_decay=decay)
     gradients = ms.grad(lambda x: ops.pow(net(x), 2).mean(), None, optimizer.parameters)
 
@@ -113,13 +120,16 @@ def parameters(framework: str, net: Any) -> dict[str, np.ndarray]:
 
 def train(
     framework: str, folder: Path | None, *, rate: float = RATE, decay: float = DECAY, most: float | None = MOST,
-    steps: int = 1, level: str = "L0",
+    steps: int = 1, level: str = "mix", fault: str = "",
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:  # fmt: skip
-    """Train, recorded into ``folder`` or not at all. Returns the parameters before and after (none of PyTorch's)."""
+    """Train, recorded into ``folder`` or not at all. Returns the parameters before and after (none of PyTorch's).
+
+    ``fault``: ``eps`` of the normalisation, or the name of a parameter that is zero.
+    """
     from importlib import import_module
 
     makers = {"torch": _torch, "paddle": _paddle, "mindspore": _mindspore}
-    net, step = makers[framework](rate, decay, most)
+    net, step = makers[framework](rate, decay, most, fault)
     before = {} if framework == "torch" else parameters(framework, net)
     record = import_module(f"twinprobe.{framework}").record
     with record(net, folder, level=level) if folder is not None else nullcontext():
