@@ -96,9 +96,7 @@ def test_every_layer_has_its_partner_in_pytorch(plain: Any) -> None:
 
 
 @pytest.mark.parametrize(("fault", "layer"), [("eps", "norm"), ("last.bias", "last")])
-def test_a_fault_is_found_in_its_layer_and_nothing_before_it(
-    kit: Kit, tmp_path: Path, fault: str, layer: str
-) -> None:
+def test_a_fault_is_found_in_its_layer_and_nothing_before_it(kit: Kit, tmp_path: Path, fault: str, layer: str) -> None:
     """Not in a product that takes what was transposed before, nor in what the optimizer makes of it."""
     train(kit.make_recorder.name, tmp_path, fault=fault)
     first = compared(tmp_path, KEPT).first

@@ -234,8 +234,6 @@ def signature_map(target: Head, golden: Head, frameworks: tuple[str, str]) -> Si
 
 
 @lru_cache(maxsize=4096)
-def _signature_map(
-    target: tuple[str, str, str], golden: tuple[str, str, str], *frameworks: str
-) -> SignatureMap | None:
+def _signature_map(target: tuple[str, str, str], golden: tuple[str, str, str], *frameworks: str) -> SignatureMap | None:
     one, other = signature(*target, framework=frameworks[0]), signature(*golden, framework=frameworks[1])
     return SignatureMap(one, other) if one and other else None
