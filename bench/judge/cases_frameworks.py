@@ -24,6 +24,7 @@ class Net:
     assign: Callable[[Any, Any], None]
     gelu: Callable[[Any], Any]
     warm_up: Callable[[], Any]
+    set_rate: Callable[[float], Any]
     warms_up: bool = False
 
 
@@ -51,16 +52,17 @@ def build_mindspore() -> Net:
             self.q, self.k, self.v, self.out = (nn.Dense(WIDTH, WIDTH) for _ in range(4))
             self.up, self.down = nn.Dense(WIDTH, INNER), nn.Dense(INNER, WIDTH)
             self.scale, self.residual, self.activation, self.prepare = SIZE**-0.5, True, ops.relu, None
-            self.divides = False
+            self.divides, self.scales_queries, self.axis = False, False, -1
 
         def construct(self, x: Any) -> Any:
             x = self.prepare(x) if self.prepare else x
             h = self.norm_1(x)
             shape = (BATCH, TOKENS, HEADS, SIZE)
             q, k, v = (one(h).reshape(shape).permute(0, 2, 1, 3) for one in (self.q, self.k, self.v))
-            scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2)))
-            scores = scores / math.sqrt(SIZE) if self.divides else scores * self.scale
-            mixed = ops.matmul(ops.softmax(scores, -1), v).permute(0, 2, 1, 3).reshape(BATCH, TOKENS, WIDTH)
+            scores = ops.matmul(q * self.scale if self.scales_queries else q, ops.transpose(k, (0, 1, 3, 2)))
+            if not self.scales_queries:
+                scores = scores / math.sqrt(SIZE) if self.divides else scores * self.scale
+            mixed = ops.matmul(ops.softmax(scores, self.axis), v).permute(0, 2, 1, 3).reshape(BATCH, TOKENS, WIDTH)
             x = x + self.out(mixed) if self.residual else self.out(mixed)
             return x + self.down(self.activation(self.up(self.norm_2(x))))
 
@@ -94,7 +96,7 @@ def build_mindspore() -> Net:
     def assign(parameter: Any, value: Any) -> None:
         parameter.set_data(ms.Tensor(value))
 
-    return Net(model, step, assign, ops.gelu, loss)
+    return Net(model, step, assign, ops.gelu, loss, lambda rate: optimizer.learning_rate.set_data(ms.Tensor(rate)))
 
 
 def build_paddle() -> Net:
@@ -111,16 +113,18 @@ def build_paddle() -> Net:
             self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
             self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
             self.scale, self.residual, self.activation, self.prepare = SIZE**-0.5, True, functional.relu, None
-            self.divides = False
+            self.divides, self.scales_queries, self.axis = False, False, -1
 
         def forward(self, x: Any) -> Any:
             x = self.prepare(x) if self.prepare else x
             h = self.norm_1(x)
             shape = [BATCH, TOKENS, HEADS, SIZE]
             q, k, v = (one(h).reshape(shape).transpose([0, 2, 1, 3]) for one in (self.q, self.k, self.v))
-            scores = paddle.matmul(q, k, transpose_y=True)
-            scores = scores / math.sqrt(SIZE) if self.divides else scores * self.scale
-            mixed = paddle.matmul(functional.softmax(scores), v).transpose([0, 2, 1, 3]).reshape([BATCH, TOKENS, WIDTH])
+            scores = paddle.matmul(q * self.scale if self.scales_queries else q, k, transpose_y=True)
+            if not self.scales_queries:
+                scores = scores / math.sqrt(SIZE) if self.divides else scores * self.scale
+            mixed = paddle.matmul(functional.softmax(scores, self.axis), v)
+            mixed = mixed.transpose([0, 2, 1, 3]).reshape([BATCH, TOKENS, WIDTH])
             x = x + self.out(mixed) if self.residual else self.out(mixed)
             return x + self.down(self.activation(self.up(self.norm_2(x))))
 
@@ -152,7 +156,7 @@ def build_paddle() -> Net:
         optimizer.step()
         return float(value)
 
-    return Net(model, step, lambda parameter, value: parameter.set_value(value), functional.gelu, loss)
+    return Net(model, step, lambda one, value: one.set_value(value), functional.gelu, loss, optimizer.set_lr)
 
 
 def _spread(parameters: Any, assign: Callable[[Any, Any], None]) -> None:
@@ -184,7 +188,8 @@ def record_case(case: cases.Case, side: str, dtype: str, level: str, task: str, 
         if net.warms_up:
             net.warm_up()
         loss = net.step()
-    return {"loss": loss, "digest": repr(loss)}
+    updated = float(abs(net.model.head.bias.numpy()).sum())  # what the optimiser did
+    return {"loss": loss, "digest": repr((loss, updated))}
 
 
 def swapped(net: Net, one: Any, two: Any) -> None:
@@ -256,3 +261,44 @@ def addition_of_zero(net: Net) -> None:
 def warm_up_pass(net: Net) -> None:
     """A forward pass before the step is recorded too."""
     net.warms_up = True
+
+
+# The optimiser, from what it saw and did: its path is ``optimizer`` at every level.
+
+
+@both(cases.bug, "optimizer:*", kinds="argument update")
+def learning_rate_doubled(net: Net) -> None:
+    """A rate that another schedule gave."""
+    net.set_rate(0.1)
+
+
+@both(cases.bug, "blocks.1.norm_2:*", kinds="argument function parameter")
+def epsilon_of_a_norm(net: Net) -> None:
+    """The default of another framework."""
+    norm = net.model.blocks[1].norm_2
+    if hasattr(norm, "layer_norm"):  # MindSpore: an attribute of the primitive
+        from mindspore import ops
+
+        norm.layer_norm = ops.LayerNorm(begin_norm_axis=-1, begin_params_axis=-1, epsilon=1e-3)
+    else:
+        norm._epsilon = 1e-3
+
+
+@both(cases.bug, "blocks.0:*softmax*", kinds="argument transposition")
+def softmax_over_queries(net: Net) -> None:
+    """The axis of another layout of the scores."""
+    net.model.blocks[0].axis = -2
+
+
+@both(cases.bug, "blocks.2.k:*", kinds="parameter factor")
+def weight_scaled_twice(net: Net) -> None:
+    """A converter that folds a scale into the keys, which the model applies itself."""
+    weight = net.model.blocks[2].k.weight
+    net.assign(weight, weight.numpy() * 1.25)
+
+
+@both(cases.clean)
+def scores_from_scaled_queries(net: Net) -> None:
+    """(q * scale) @ k against (q @ k) * scale."""
+    for block in net.model.blocks:
+        block.scales_queries = True

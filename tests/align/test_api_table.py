@@ -89,8 +89,8 @@ def test_spellings_of_one_function_are_one_family() -> None:
 def test_arguments_that_differ_in_order_correspond(
     mine: tuple[str, str], theirs: tuple[str, str], suffix: str, other: str
 ) -> None:
-    one = signature(*mine, "", is_mindspore=True)
-    two = signature(*theirs, "", is_mindspore=False)
+    one = signature(*mine, "", framework="mindspore")
+    two = signature(*theirs, "", framework="pytorch")
     assert one is not None
     assert two is not None
     arguments = SignatureMap(one, two)

@@ -15,6 +15,7 @@ from twinprobe._runs.run import Run
 
 DEBUG = "debug"
 MINDSPORE = "mindspore"
+IN_OUT = "in_out"  # what a recorder calls a weight that is stored the other way round
 _DIGITS = 19
 
 
@@ -92,8 +93,11 @@ class Side:
 
     @cached_property
     def shapes(self) -> list[str | None]:
-        """The shape of each row as text."""
-        return self.run.table["shape"].to_list()
+        """The shape of each row as text; of a weight that is stored the other way round, as others store it."""
+        found: list[str | None] = self.run.table["shape"].to_list()
+        for row in (self.run.table["layout"] == IN_OUT).fill_null(value=False).arg_true().to_list():
+            found[row] = str(list(dims(found[row]) or ())[::-1])
+        return found
 
     @cached_property
     def number_of(self) -> dict[str, int]:

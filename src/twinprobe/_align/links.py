@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -288,6 +288,29 @@ def join_names(target: Run, golden: Run) -> Pairs:
     place = dict(zip(reversed(golden_keys), range(len(golden_keys) - 1, -1, -1), strict=True))
     partners = [place.pop(key, -1) for key in row_keys(target, op_keys(target))]
     return from_partners(partners, len(golden_keys), [RULE if at >= 0 else "" for at in partners])
+
+
+# What MindSpore calls the parameters of a normalisation and of a table, and PyTorch and Paddle do.
+_WORDS = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
+
+
+def match_updates(target: Run, golden: Run, names: Mapping[str, str] | None = None) -> Pairs:
+    """Pair what the optimizers of two frameworks did: by parameter, by the optimizer's place among all, and by step.
+
+    ``names`` are golden's names of the target's parameters where they are known to be others.
+    """
+    sides = []
+    for run, known in ((target, names or {}), (golden, {})):
+        kinds: dict[str, int] = {}  # Momentum here is SGD there: the first belongs to the first
+        keys = []
+        for op in run.ops:
+            name, kind, step, _ = op.removeprefix("Optimizer.").rsplit(".", 3)
+            path, _, word = known.get(name, name).rpartition(".")
+            keys.append(f"{path}.{_WORDS.get(word, word)} {kinds.setdefault(kind, len(kinds))} {step}")
+        sides.append(row_keys(run, keys))
+    place = dict(zip(reversed(sides[1]), range(len(sides[1]) - 1, -1, -1), strict=True))
+    partners = [place.pop(key, -1) for key in sides[0]]
+    return from_partners(partners, len(sides[1]), [RULE if at >= 0 else "" for at in partners])
 
 
 def _same_calls(target: Run, golden: Run) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from twinprobe._align.links import Pairs, match_names, needs_help
-from twinprobe._runs.run import Run
+from twinprobe._align.links import Pairs, match_names, match_updates, needs_help
+from twinprobe._runs.run import OPTIMIZER_FILE, Run
 
 # Which mappings a user can ask for.
 
@@ -54,6 +54,8 @@ class NamesMatcher:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair two runs."""
         by_place = self.options.pair == "place"
+        if target.framework != golden.framework and target.path.name == golden.path.name == OPTIMIZER_FILE:
+            return match_updates(target, golden)
         if target.ops == golden.ops or target.single_points:
             pairs = match_names(target, golden)
             alike = target.table["shape"].equals(golden.table["shape"], null_equal=True)

@@ -166,7 +166,7 @@ class _Joiner:
         if pair not in self._maps:
             arguments: ArgumentMap | None = self._board.arguments.get(pair)
             if arguments is None and not (target.is_module or golden.is_module):
-                arguments = signature_map(target, golden, self._target.is_mindspore, self._golden.is_mindspore)
+                arguments = signature_map(target, golden, (self._target.run.framework, self._golden.run.framework))
             self._maps[pair] = arguments
         return self._maps[pair]
 

@@ -113,9 +113,9 @@ class Calls:
 
     def weights(self, node: int) -> dict[str, str | None]:
         """The shapes of a module's parameters by name."""
-        op, prints = self.tree.op[node], self.prints
-        name = self.side.ops[op] if op != NONE else ""
-        return {self.side.names[row].removeprefix(name): prints.shape_text[row] for row in prints.parameters(op)}
+        op, side = self.tree.op[node], self.side
+        name = side.ops[op] if op != NONE else ""
+        return {side.names[row].removeprefix(name): side.shapes[row] for row in self.prints.parameters(op)}
 
     def look(self, node: int) -> Hashable:
         """What a call does and gives, in three digits: equal for the same call of two runs before they part."""

@@ -17,7 +17,6 @@ from twinprobe._align.calls import Shape
 Axes = tuple[int, ...]
 VIEW: Axes = ()  # the same elements in the same order, cut into other axes
 REORDERED = ", elements in another order"  # how a rule ends that pairs such tensors
-IN_OUT = "in_out"  # what a recorder calls a weight that is stored the other way round
 _MOST_AXES, _MOST_WAYS, _MOST_CUT = 6, 6, 5
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinprobe._align.links import Pairs, match_names
+from twinprobe._align.links import Pairs, match_names, match_updates
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.origin import Divergence, RunInfo, Summary
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
-_WITHOUT_UPDATES = ("paddle", "mindspore")  # their optimizers are no recorded calls, and write no optimizer.json
 _TOTAL_NORM = "Optimizer.total_norm."
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _MOST_OTHERS = 4  # further beginnings that are described
@@ -167,24 +166,24 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         evidence.isolated = options.isolate(target, golden, evidence, judged)
         judged = judge(target, evidence, options.thresholds)
     summary = _summarise(mode, target, golden, evidence, judged, pairs)
-    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, options))
+    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
 
 
-def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) -> Summary:
+def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Summary:
     """What the optimisers of two runs of modules alone saw and did, as their optimizer.json says.
 
     An update is the first divergence where nothing before it differs, or only parameters that were read before: these
     were written to in between.
     """
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
-    unseen = [run.framework for run in (target, golden) if run.framework in _WITHOUT_UPDATES]
-    if unseen and any(result.name == PARAMETER_GRADIENTS for result in summary.results):
-        note = f"what the optimizer does is not recorded in {unseen[0]}: updates and its settings were not compared"
+    known = [file.is_file() for file in files]
+    if any(known) and not all(known) and any(result.name == PARAMETER_GRADIENTS for result in summary.results):
+        note = f"no {OPTIMIZER_FILE} in {files[known.index(False)].parent}: updates and settings were not compared"
         summary = replace(summary, notes=[*summary.notes, note])
     alone = not target.arrangement and not golden.arrangement and options.thresholds.rounding is None
     first = summary.first
     # Where its calls were recorded, all that is left to say is the setting behind them.
-    calls = any(IN_OPTIMIZER in run.parents.values() for run in (target, golden))
+    calls = all(IN_OPTIMIZER in run.parents.values() for run in (target, golden))
     calls = calls and any(result.name in (PARAMETER_GRADIENTS, UPDATED_PARAMETERS) for result in summary.results)
     inside = first is not None and first.module == IN_OPTIMIZER and first.begins not in (PARAMETER_DIFFERS, OUTSIDE)
     if (
@@ -192,12 +191,15 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
         or options.thresholds.by_row
         or summary.mode == DIGESTS
         or any(run.path.name != DUMP for run in (target, golden))
-        or not all(file.is_file() for file in files)
+        or not all(known)
         or (calls and not inside)
     ):
         return summary
     try:
-        compared = compare_paths(files[0], files[1], Options(match_names, options.thresholds))
+        match: Matcher = match_names
+        if target.framework != golden.framework:
+            match = partial(match_updates, names=_parameter_names(target, golden, pairs))
+        compared = compare_paths(files[0], files[1], Options(match, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     if first is not None and calls:
@@ -210,8 +212,11 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
         summary = replace(summary, first=None, others=[], results=results, notes=[*summary.notes, note])
     updates, first = compared.summary, summary.first
     earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
+    if first is not None and not earlier:  # what is read before anything came back was not yet written to
+        back = (at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS))
+        earlier = first.op in target.ops[: next(back, 0)]
     found = updates.first
-    if found is None or found.op.startswith(_TOTAL_NORM):
+    if match is match_names and (found is None or found.op.startswith(_TOTAL_NORM)):
         found = _updated_once(compared.target, compared.golden) or found
     if found is not None and found.begins not in (ARGUMENT, MISSING, EXTRA):
         # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
@@ -276,6 +281,21 @@ def _updated_once(target: Run, golden: Run) -> Divergence | None:
                 kinds=kinds,
             )  # fmt: skip
     return None
+
+
+def _parameter_names(target: Run, golden: Run, pairs: pl.DataFrame) -> dict[str, str]:
+    """Golden's names of the target's parameters, as the modules that were paired tell."""
+    rows = pairs.filter((pairs["t_row"] >= 0) & (pairs["g_row"] >= 0)).select("t_row", "g_row")
+    names = []
+    for run, column in ((target, "t_row"), (golden, "g_row")):
+        places = rows[column].to_numpy()
+        calls = [parse_op(run.ops[op]) for op in run.table["op"].to_numpy()[places].tolist()]
+        shown = run.table["name"].to_numpy()[places].tolist()
+        names.append([
+            f"{call.body}.{name.rpartition('.parameters.')[2]}" if call.is_module and ".parameters." in name else ""
+            for call, name in zip(calls, shown, strict=True)
+        ])  # fmt: skip
+    return {own: there for own, there in zip(*names, strict=True) if own and there}
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._align.calls import Shape, dims
+from twinprobe._align.calls import IN_OUT, Shape, dims
 from twinprobe._align.links import MEANING, MERGED, Groups, Pairs
-from twinprobe._align.turns import IN_OUT, REORDERED, VIEW, Axes, Candidate, find_turns
+from twinprobe._align.turns import REORDERED, VIEW, Axes, Candidate, find_turns
 from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._runs.run import WHOLE, Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR

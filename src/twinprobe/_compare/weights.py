@@ -16,10 +16,9 @@ from math import isclose, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import Shape, dims
+from twinprobe._align.calls import IN_OUT, Shape, dims
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._align.rows import spelled
-from twinprobe._align.turns import IN_OUT
 from twinprobe._compare.pair_table import ALIGNED
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import EPSILON

@@ -248,7 +248,7 @@ def size_of(error: float) -> str:
 def _module(target: Run, op: str) -> str:
     """The path of the module that a call belongs to."""
     name = parse_op(op)
-    if name.is_module or name.cls:
+    if name.is_module or (name.cls and name.prefix != "Primitive"):  # a primitive is called inside of a cell
         return name.body
     around = target.parents.get(op)
     return "" if around is None else (parse_op(around).body if "." in around else around)

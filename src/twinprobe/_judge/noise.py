@@ -7,6 +7,7 @@ may be far larger than what is left (cancellation).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import Values, values_of
-from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.flow import NONE, OPTIMIZER, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
     Family,
@@ -44,6 +45,7 @@ _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
+_ADAPTS = re.compile(r"(?i)\.[^.]*(ada|rmsprop|lamb|novograd)[^.]*$")  # optimizers that divide by a gradient's size
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _BATCH = 4  # terms of a sum: more are those of a batch
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
@@ -290,7 +292,12 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     if furthest:  # a parameter that began as zero is nothing but updates: its size is not what counts
         usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
         lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
-    return lost
+    # Of optimizer.json: a gradient that is nothing beside all the others together (of a bias before a normalisation, of
+    # the keys' bias) is zero in theory, and what is there is rounding.
+    given = flow.spread(flow.each_call(lambda op: op.prefix == OPTIMIZER)) & (flow.role == INPUT) & (epsilon > 0)
+    sizes = np.nan_to_num(values.norm)
+    nothing = given & (sizes <= _FLOAT32 * np.linalg.norm(sizes[given]))
+    return np.where(nothing, np.fmax(lost, 4 * sizes), lost)
 
 
 def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
@@ -380,6 +387,12 @@ class _Operands:
             number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
             np.maximum.at(self.step, flow.of_row[plain], number[plain])
             self.step = np.where(self.step > 0, self.step, _USUAL_STEP)
+        self.rate = np.zeros(count)  # of an update that divides by the size of its gradient: optimizer.json
+        adapts = flow.each_call(lambda op: op.prefix == OPTIMIZER and bool(_ADAPTS.search(op.body)))
+        if adapts.any():
+            given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())
+            self.rate[flow.of_row[given]] = np.nan_to_num(pairs["t_max"].to_numpy().astype(np.float64)[given])
+            self.rate = np.where(adapts, self.rate, 0.0)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
@@ -494,6 +507,9 @@ class _Operands:
         ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
         moved = 2 * self.step[calls] * np.maximum(1.0, ratio) * np.sqrt(self.size[calls])
         gain = np.where(steps, np.fmax(gain, moved), gain)
+        # So many of a gradient's elements are no larger than its error.
+        flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * np.minimum(error, 1.0))
+        gain = np.where(rows == self.first[calls], np.fmax(gain, flipped), gain)
         squares = np.zeros(self.count)
         np.add.at(squares, calls, gain**2)
         # A backward call also reads what its forward call kept.

@@ -58,6 +58,7 @@ _FILL = 9e3  # numbers beyond this are a mask's fill value
 # parted elsewhere.
 _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
+_TRANSPOSED = 1e-2  # of an input's error: the output of a product does not depend on what differs in it
 _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise
 _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
@@ -170,6 +171,12 @@ def _unexplained(
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts)
+    # A product that gives the same took the same, transposed by a flag of its own: nothing begins there.
+    given = np.zeros(len(flow.ops))
+    made = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    np.maximum.at(given, flow.of_row[made], np.nan_to_num(np.where(facts.matched, noise.error, 1.0), nan=1.0)[made])
+    given[flow.each_call(lambda op: op.direction != FORWARD) | (family != Family.PRODUCT)] = 1.0
+    entering &= given[call] > _TRANSPOSED * np.nan_to_num(noise.error)
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)

@@ -248,3 +248,23 @@ def load_kernels_beside() -> None:
 
     with suppress(RuntimeError):  # the system may allow no more threads
         threading.Thread(target=load, name="twinprobe-kernels", daemon=True).start()
+
+
+def with_total_norm(entry: Entry) -> Entry:
+    """The entry of a step's total norm: its gradients, measured by now, give way to the norm they have together.
+
+    Without parts of tensors that other ranks hold the rest of, it is that of all gradients; else only this rank's.
+    """
+    notes = entry.parts["output"]
+    if not isinstance(notes, list) or not all(isinstance(one, Note) for one in notes):
+        return entry
+    norms = [one.row.values.norm for one in notes if one.row is not None and one.row.values is not None]
+    total = sum(norm * norm for norm in norms if norm is not None) ** 0.5
+    kind, dtype = (notes[0].type, notes[0].dtype) if notes else ("torch.Tensor", "torch.float32")
+
+    def leaf(norm: float) -> Leaf:  # as exact as the gradients are
+        four = dict.fromkeys(("Max", "Min", "Mean", "Norm"), norm)
+        return Leaf({"type": kind, "dtype": dtype, "shape": [], **four})
+
+    before = [leaf(one) if isinstance(one, float) else one for one in entry.parts["input_args"]]
+    return Entry(entry.name, {"input_args": before, "output": [leaf(total)]})

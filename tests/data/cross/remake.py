@@ -48,11 +48,23 @@ def record(framework: str, target: Path, *, fault: bool = False, **options: Any)
     (target / "step0" / "rank0" / "stack.json").unlink()  # holds paths of the machine it was made on
 
 
+def record_updates() -> None:
+    """What the optimizers of the others are compared with."""
+    with tempfile.TemporaryDirectory() as folder:
+        importlib.import_module("update_programs").train("torch", Path(folder) / "dump")
+        (found,) = (Path(folder) / "dump" / "step0").iterdir()
+        (found / "stack.json").unlink()
+        (found / "dump.sketch").unlink()
+        shutil.rmtree(HERE / "updates_torch", ignore_errors=True)
+        shutil.copytree(found, HERE / "updates_torch" / "step0" / "rank0")
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         if name == "torch":  # what the watched runs of the others are compared with
             sys.path.insert(0, str(HERE.parents[1] / "record" / "frameworks"))
             shutil.rmtree(HERE / "watch_torch", ignore_errors=True)
             importlib.import_module("watch_programs").train("torch", HERE / "watch_torch")
+            record_updates()
         record(name, HERE / name)
         record(name, HERE / f"{name}_fault", fault=True)

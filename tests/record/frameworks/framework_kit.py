@@ -60,6 +60,10 @@ class Kit(ABC):
     def hooks(self, model: Any) -> int:
         """How many hooks are left on the model."""
 
+    @abstractmethod
+    def optimizer_functions(self) -> dict[Any, Any]:
+        """What the recorder stands before to see optimizers and clipping."""
+
     def module(self, name: str, call: Callable[..., Any], **parts: Any) -> Any:
         """A small module: its call, and what it holds."""
         base, method = self.base, self.method

@@ -13,7 +13,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "frameworks")]
 pytest.register_assert_rewrite(
-    *(f"shared_{name}" for name in ("nothing_changes", "reads_once", "records", "survives", "watch"))
+    *(f"shared_{name}" for name in ("nothing_changes", "reads_once", "records", "survives", "updates", "watch"))
 )
 
 _HERE = importlib.util.find_spec("mindspore") is not None

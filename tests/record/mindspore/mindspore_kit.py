@@ -11,8 +11,10 @@ import mindspore_networks
 import numpy as np
 from framework_kit import Kit, Observe
 from mindspore import nn, ops
+from mindspore.experimental import optim
 from mindspore.ops import assign_add as imported_assign_add
 from mindspore.ops import functional as old_functions
+from mindspore.ops.function.clip_func import _ClipByGlobalNorm
 from mindspore_networks import Convolutional, PostNorm, Residual, WithJitted, batch, seeded
 
 import twinprobe.mindspore
@@ -163,3 +165,6 @@ print("repeated")
 
     def hooks(self, model: Any) -> int:
         return sum(bool(cell._forward_hook or cell._forward_pre_hook) for _, cell in model.cells_and_names())
+
+    def optimizer_functions(self) -> dict[Any, Any]:
+        return {kind: vars(kind).get("__call__") for kind in (nn.Optimizer, optim.Optimizer, _ClipByGlobalNorm)}

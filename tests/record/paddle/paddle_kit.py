@@ -15,7 +15,7 @@ from paddle_networks import Convolutional, PostNorm, Recomputed, Residual, batch
 
 import twinprobe.paddle
 from models import small_transformer_paddle
-from twinprobe._record.paddle.recorder import PaddleRecorder
+from twinprobe._record.paddle.recorder import PaddleRecorder, with_subclasses
 
 
 def _ones(x: Any) -> Any:
@@ -153,3 +153,9 @@ print("repeated")
 
     def hooks(self, model: Any) -> int:
         return sum(bool(layer._forward_pre_hooks or layer._forward_post_hooks) for layer in model.sublayers())
+
+    def optimizer_functions(self) -> dict[Any, Any]:
+        kinds = with_subclasses(paddle.optimizer.Optimizer)
+        found = {(kind, name): vars(kind).get(name) for kind in kinds for name in ("step", "minimize")}
+        found["inside"] = vars(paddle.nn.clip.ClipGradBase)["__call__"]
+        return found | {"before": paddle.nn.utils.clip_grad_norm_}

@@ -17,7 +17,6 @@ from paddle.nn.functional import relu as imported_by_name
 from paddle_networks import Recomputed, Residual, TwoUsers, batch
 from shared_records import *  # noqa: F403
 
-import twinprobe
 from dump_reading import Dump
 from twinprobe.errors import BadInput
 from twinprobe.paddle import PrecisionDebugger, record
@@ -38,15 +37,6 @@ def test_layers_are_named_by_their_path_and_calls_are_counted(tmp_path: Path) ->
         "Module.first.Linear.forward.1",
         "Module.last.Linear.forward.0",
     ]
-
-
-def test_a_comparison_says_that_updates_were_not_recorded(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(8, 3))
-    for side in ("t", "g"):
-        trained(tmp_path / side, model, level="L0")
-    found = twinprobe.compare(*(next((tmp_path / side).rglob("dump.json")) for side in ("t", "g")))
-    notes = next(iter(found.pairs.values())).summary.notes
-    assert any("updates and its settings were not compared" in note for note in notes), notes
 
 
 def test_statistics_are_those_of_the_values(tmp_path: Path) -> None:

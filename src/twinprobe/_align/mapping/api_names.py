@@ -7,9 +7,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import NamedTuple, Protocol
 
-from twinprobe._align.calls import Head
+from twinprobe._align.calls import MINDSPORE, Head
 from twinprobe._runs.names import BACKWARD
 
+_PADDLE = "paddle"
 MINT_PREFIXES = {"Mint": "Torch", "MintFunctional": "Functional", "MintDistributed": "Distributed"}
 # The homes of one function in PyTorch and Paddle: torch.add, Tensor.add and the operator are one family.
 _FOLDED = frozenset({"Torch", "Tensor", "Functional", "VF", "Paddle"})
@@ -60,6 +61,7 @@ class _Tables(NamedTuple):
     torch: dict[str, Signature]
     renamed: dict[str, str]
     mindspore: dict[str, Signature]
+    paddle: dict[str, Signature]
 
 
 def torch_name(head: Head, *, is_mindspore: bool) -> str:
@@ -97,9 +99,11 @@ def family_written(bare: str, *, is_mindspore: bool) -> str:
     return bare_family(bare)
 
 
-def signature(prefix: str, body: str, cls: str, *, is_mindspore: bool) -> Signature | None:
+def signature(prefix: str, body: str, cls: str, *, framework: str) -> Signature | None:
     """The positional order of an API's arguments; None where the table does not say."""
-    tables = _tables()
+    tables, is_mindspore = _tables(), framework == MINDSPORE
+    if framework == _PADDLE and f"{prefix}.{body}" in tables.paddle:
+        return tables.paddle[f"{prefix}.{body}"]
     name = f"Primitive.{cls}" if prefix == "Primitive" else f"{prefix}.{body}"
     if is_mindspore and prefix not in MINT_PREFIXES:
         if name in tables.mindspore:
@@ -114,7 +118,7 @@ def signature(prefix: str, body: str, cls: str, *, is_mindspore: bool) -> Signat
 
 @lru_cache(maxsize=1)
 def _tables() -> _Tables:
-    tables = _Tables({}, {}, {})
+    tables = _Tables({}, {}, {}, {})
     text = (resources.files("twinprobe._align.mapping") / "api_table.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
         if not line or line.startswith("#"):
@@ -122,8 +126,8 @@ def _tables() -> _Tables:
         pair, _, rest = line.partition(":")
         mindspore, is_pair, torch = pair.partition(" > ")
         if not is_pair:
-            name, *arguments = line.split()
-            tables.torch[name] = _signature(arguments)
+            name, *arguments = line.removeprefix("paddle ").split()
+            (tables.paddle if line.startswith("paddle ") else tables.torch)[name] = _signature(arguments)
         elif "." in mindspore:
             tables.renamed[mindspore] = torch
             if rest:
@@ -222,16 +226,14 @@ class SignatureMap:
         return self._golden.spell(suffix) if direction != BACKWARD else suffix
 
 
-def signature_map(target: Head, golden: Head, target_is_ms: bool, golden_is_ms: bool) -> SignatureMap | None:
+def signature_map(target: Head, golden: Head, frameworks: tuple[str, str]) -> SignatureMap | None:
     """How the arguments of two APIs correspond by their signatures; None where one is not known."""
     return _signature_map(
-        (target.prefix, target.body, target.cls), (golden.prefix, golden.body, golden.cls), target_is_ms, golden_is_ms
+        (target.prefix, target.body, target.cls), (golden.prefix, golden.body, golden.cls), *frameworks
     )
 
 
 @lru_cache(maxsize=4096)
-def _signature_map(
-    target: tuple[str, str, str], golden: tuple[str, str, str], target_is_ms: bool, golden_is_ms: bool
-) -> SignatureMap | None:
-    one, other = signature(*target, is_mindspore=target_is_ms), signature(*golden, is_mindspore=golden_is_ms)
+def _signature_map(target: tuple[str, str, str], golden: tuple[str, str, str], *frameworks: str) -> SignatureMap | None:
+    one, other = signature(*target, framework=frameworks[0]), signature(*golden, framework=frameworks[1])
     return SignatureMap(one, other) if one and other else None

@@ -16,6 +16,7 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.apis import ApiWatch, Patches, writing
 from twinprobe._record.eager.host_rows import HostRows, KnownRows, ProgramFault
 from twinprobe._record.eager.modules import CallWatch, Crossing, Crossings
+from twinprobe._record.eager.updates import Updates
 from twinprobe._record.engine import Engine
 from twinprobe._record.recorder import Recorder
 from twinprobe._record.render import Capturer
@@ -47,6 +48,7 @@ class EagerRecorder(Recorder):
         self.modules = CallWatch(self)
         self.parameters: GradientWatch = ParameterGradients(self)
         self.apis = ApiWatch(self)
+        self.updates = Updates(self)
         package = self.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.scanned)
         # Functions that write to a tensor without being recorded.
@@ -92,6 +94,10 @@ class EagerRecorder(Recorder):
     @abstractmethod
     def add_gradients(self, parts: list[Any]) -> Any:
         """The sum of a gradient's parts."""
+
+    @abstractmethod
+    def update_hooks(self) -> Iterable[Any]:
+        """Call ``updates`` around every step of an optimizer and around clipping."""
 
     def tracing(self) -> bool:
         """Whether a graph is being built: values are symbols, nothing may be recorded."""
@@ -159,6 +165,9 @@ class EagerRecorder(Recorder):
         self.writes.attach(self.writing_sites())
         self._handles += self.write_hooks()
         self._handles += self.suspend_hooks()
+        if self.updates.wanted:
+            self.updates.follow(models)
+            self._handles += self.update_hooks()
         self.modules.watch_roots(models)
         if self.records_modules:
             self.modules.watch_models(models, several)
@@ -203,6 +212,7 @@ class EagerRecorder(Recorder):
         for handle in reversed(self._handles):
             handle.remove()
         self._handles.clear()
+        self.updates.forget()
         self.writes.detach()
         self.known.distrust()
         self.passes = 0

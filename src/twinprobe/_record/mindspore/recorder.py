@@ -17,6 +17,7 @@ from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_py
 from twinprobe._record.eager.apis import Replaced, around
 from twinprobe._record.eager.host_rows import HostRows
 from twinprobe._record.eager.recorder import EagerRecorder
+from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
 from twinprobe._record.mindspore.gradients import AliasWatch, NodeIndex, NodeWatch, is_differentiable
 from twinprobe._record.mindspore.sites import PrimitiveSites, function_sites, writing_sites
@@ -187,14 +188,111 @@ class MindSporeRecorder(EagerRecorder):
         owners = [one for one in (JitExecutor, GraphExecutor) if one is not None and hasattr(one, "compile")]
         return [Replaced(owner, "compile", make) for owner in owners]
 
+    def update_hooks(self) -> Iterable[Any]:
+        for kind in _OPTIMIZERS:
+            yield Replaced(kind, "__call__", self._stepping)
+        if _Clipping is not None:
+            yield Replaced(_Clipping, "__call__", self._clipping)
+
+    def _stepping(self, original: Any) -> Any:
+        """Optimizers are cells, called with the gradients."""
+
+        @functools.wraps(original)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else next(iter(kwargs.values()), ())
+            held = [id(one) for one in optimizer.parameters]
+            return self.updates.step(
+                optimizer,
+                lambda: dict(zip(held, given, strict=False)) if isinstance(given, tuple | list) else {},
+                lambda: groups_of_a_step(optimizer),
+                lambda: original(optimizer, *args, **kwargs),
+            )
+
+        return step
+
+    def _clipping(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def clip(cell: Any, gradients: Any) -> Any:
+            self.updates.clipping(lambda: self.updates.norm(gradients))
+            return original(cell, gradients)
+
+        return clip
+
+
+# Optimizers. What MindSpore's call their settings, and what PyTorch's do: runs of both are compared.
+
+_new_optimizer = first_of("mindspore.experimental.optim.optimizer:Optimizer")  # with groups, as PyTorch has them
+_OPTIMIZERS = tuple(one for one in (nn.Optimizer, _new_optimizer) if one is not None)
+_Clipping = first_of("mindspore.ops.function.clip_func:_ClipByGlobalNorm")  # what clip_by_global_norm makes and calls
+_SETTINGS = {
+    "beta1": "betas.0", "beta2": "betas.1", "eps": "eps", "momentum": "momentum", "dampening": "dampening",
+    "nesterov": "nesterov", "use_nesterov": "nesterov", "use_amsgrad": "amsgrad", "loss_scale": "loss_scale",
+}  # fmt: skip
+_USUAL = {"use_nesterov": False, "loss_scale": 1.0}  # PyTorch has no such settings
+
+
+def groups_of(optimizer: Any) -> list[Group]:
+    """The parameters of an optimizer with their settings; those of nn.Optimizer may each have their own."""
+    if not isinstance(optimizer, nn.Optimizer):
+        return [Group(list(group["params"]), dict(_plain(group))) for group in optimizer.param_groups]
+    decay = optimizer.get_weight_decay() if hasattr(optimizer, "get_weight_decay") else optimizer.weight_decay
+    given = {name: _number(getattr(optimizer, name, None)) for name in _SETTINGS}
+    shared = {
+        key: given[name]
+        for name, key in _SETTINGS.items()
+        if given[name] is not None and given[name] != _USUAL.get(name)
+    }
+    parameters = list(optimizer.parameters)
+    rates, decays = (
+        [_number(one) for one in value] if isinstance(value, tuple | list) else [_number(value)] * len(parameters)
+        for value in (optimizer.get_lr(), decay)
+    )
+    filters = getattr(optimizer, "decay_flags", None) or [True] * len(parameters)
+    found: list[Group] = []
+    for parameter, rate, own, decays_it in zip(parameters, rates, decays, filters, strict=False):
+        settings = {"lr": rate, "weight_decay": own if decays_it else 0.0, **shared}
+        if not found or found[-1].settings != settings:
+            found.append(Group([], settings))
+        found[-1].parameters.append(parameter)
+    return found
+
+
+def groups_of_a_step(optimizer: Any) -> list[Group]:
+    """The same for the step that begins, in PyTorch's meaning of the settings.
+
+    nn.Adam adds eps before it corrects the bias of the second moment, PyTorch after it: eps is what PyTorch would need.
+    """
+    found = groups_of(optimizer)
+    if isinstance(optimizer, nn.Adam):
+        for settings in {id(group.settings): group.settings for group in found}.values():
+            settings["eps"] /= (1.0 - _number(optimizer.beta2_power) * settings["betas.1"]) ** 0.5
+    return found
+
+
+def _plain(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a group that are numbers, or several of them."""
+    for key, value in group.items():
+        several = isinstance(value, list | tuple) and key != "params"
+        for place, one in enumerate(value if several else [value]):
+            number = None if key == "params" else _number(one)
+            if number is not None:
+                yield (f"{key}.{place}" if several else key), number
+
+
+def _number(value: Any) -> Any:
+    """A setting as a number or a flag; None where it is none."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, ms.Tensor):
+        # 0.1 is what the program gave, not the float32 next to it.
+        return float(str(value.asnumpy().reshape(-1)[0])) if value.size == 1 else None
+    return value if isinstance(value, bool | int | float) else None
+
 
 # Watching: a few numbers for each step.
 
 _tensors = MindSporeTensors(HostRows(values=True, digest=None))
 _no_grad = first_of("mindspore.graph.api:_no_grad", "mindspore.common.api:_no_grad")
-_new_optimizer = first_of("mindspore.experimental.optim.optimizer:Optimizer")  # with groups, as PyTorch has them
-_OPTIMIZERS = tuple(one for one in (nn.Optimizer, _new_optimizer) if one is not None)
-_SETTINGS = {"beta1": "betas.0", "beta2": "betas.1", "eps": "eps", "momentum": "momentum"}
 
 
 class MindSporeWatcher(EagerWatcher):
@@ -228,27 +326,11 @@ class MindSporeWatcher(EagerWatcher):
         return found
 
     def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
-        if isinstance(optimizer, nn.Optimizer):
-            decay = optimizer.get_weight_decay() if hasattr(optimizer, "get_weight_decay") else optimizer.weight_decay
-            for key, value in (("lr", optimizer.get_lr()), ("weight_decay", decay)):
-                # One for each parameter where groups have their own; those that follow one another are the same.
-                each = list(value) if isinstance(value, tuple | list) else [value]
-                numbers = list(dict.fromkeys(_number(one) for one in each))
-                for at, number in enumerate(numbers):
-                    if number is not None:
-                        yield f"{at}.{key}", number
-            for name, key in _SETTINGS.items():
-                number = _number(getattr(optimizer, name, None))
-                if number is not None:
-                    yield f"0.{key}", number
-            return
-        for at, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                several = isinstance(value, list | tuple) and key != "params"
-                for place, one in enumerate(value if several else [value]):
-                    number = None if key == "params" else _number(one)
-                    if number is not None:
-                        yield (f"{at}.{key}.{place}" if several else f"{at}.{key}"), number
+        seen: list[dict[str, Any]] = []  # groups that follow one another may be the same
+        for group in groups_of(optimizer):
+            if group.settings not in seen:
+                yield from ((f"{len(seen)}.{key}", float(value)) for key, value in group.settings.items())
+                seen.append(group.settings)
 
     def called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(module, _OPTIMIZERS) and args:
@@ -278,15 +360,6 @@ class MindSporeWatcher(EagerWatcher):
 
     def _end(self) -> None:
         self.passes -= 1
-
-
-def _number(value: Any) -> float | None:
-    """A setting as a number; None where it is none."""
-    if isinstance(value, list | tuple) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, ms.Tensor):
-        return float(value.asnumpy().reshape(-1)[0]) if value.size == 1 else None
-    return float(value) if isinstance(value, bool | int | float) else None
 
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")

@@ -117,11 +117,11 @@ class UseGraph:
 
         ``may_be_rows``: whether the operation may give a leaf's gradient as rows of a table.
         """
-        made: dict[int, Any] = {}
+        kept: set[int] = set()
         if in_place:
-            for kept in tensors_in(args, _Tensor, [])[:1]:
-                self._spoil(kept)
-                made[id(kept)] = kept
+            for written in tensors_in(args, _Tensor, [])[:1]:
+                self._spoil(written)
+                kept.add(id(written))
 
         def swap(value: Any) -> Any:
             if not isinstance(value, _Tensor) or value.stop_gradient:
@@ -130,10 +130,10 @@ class UseGraph:
             # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
             if (not users and value.is_leaf) or not value.is_dense():
                 return value
-            alias = made.get(id(value))
-            if alias is None:
-                alias = made[id(value)] = share(value, self._listener(users), may_be_rows)
-            return alias
+            if id(value) in kept:
+                return value
+            # One for each place: of an operation that takes a tensor twice, Paddle adds the two parts one by one.
+            return share(value, self._listener(users), may_be_rows)
 
         return replaced(tuple(args), swap), replaced(kwargs, swap)
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import paddle
 
-from twinprobe._record.calls import Site, outside_compiled
+from twinprobe._record.calls import CORE, Api, Site, outside_compiled
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
 from twinprobe._record.eager.apis import Patches, Replaced, around
 from twinprobe._record.eager.host_rows import HostRows, KnownRows
 from twinprobe._record.eager.recorder import EagerRecorder
+from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
 from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
@@ -54,6 +55,9 @@ class PaddleRecorder(EagerRecorder):
         super().__init__(config, make_engine)
         self._graph = UseGraph(self)
         self._operations = Patches(lambda site: wrapped(site, self, self._graph), "paddle", ("paddle.",))
+        home, name = paddle.nn.utils, "clip_grad_norm_"
+        self._clipping_sites = [Site(home, name, getattr(home, name), Api("Utils.", CORE))]
+        self._clipping = Patches(self._clip, "paddle", ("paddle.nn.utils",))
 
     def make_known(self, rows: HostRows) -> KnownRows:
         return PaddleTensors(rows)
@@ -165,15 +169,88 @@ class PaddleRecorder(EagerRecorder):
         self._operations.attach(operation_sites())
         return [self._operations, custom_layers(self, self._graph)]
 
+    def update_hooks(self) -> Iterable[Any]:
+        for kind in with_subclasses(paddle.optimizer.Optimizer):
+            for name in ("step", "minimize"):  # the one may call the other
+                if name in vars(kind):
+                    yield Replaced(kind, name, self._stepping)
+        yield Replaced(paddle.nn.clip.ClipGradBase, "__call__", self._clipping_inside)
+        self._clipping.attach(self._clipping_sites)
+        yield self._clipping
+
+    def _stepping(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.updates.step(
+                optimizer,
+                lambda: {id(one): gradient_of(one) for one in held_by(optimizer)},
+                lambda: groups_of(optimizer),
+                lambda: original(optimizer, *args, **kwargs),
+            )
+
+        return step
+
+    def _clipping_inside(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def clip(clipper: Any, pairs: Any) -> Any:
+            return self.updates.clip_inside(pairs, lambda: original(clipper, pairs))
+
+        return clip
+
+    def _clip(self, site: Site) -> Any:
+        @functools.wraps(site.original)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            norm = site.original(*args, **kwargs)
+            self.updates.clipping(lambda: float(norm))
+            return norm
+
+        return clip
+
+
+# Optimizers. What Paddle's call their settings, and what PyTorch's do: runs of both are compared.
+
+_SETTINGS = {
+    "_beta1": "betas.0", "_beta2": "betas.1", "_epsilon": "eps", "_momentum": "momentum", "_rho": "rho",
+    "regularization": "weight_decay", "_weight_decay": "weight_decay", "_regularization_coeff": "weight_decay",
+    "_use_nesterov": "nesterov", "_amsgrad": "amsgrad",
+}  # fmt: skip
+
+
+def gradient_of(parameter: Any) -> Any:
+    """The gradient that an optimizer takes; None where there is none."""
+    main = getattr(parameter, "main_grad", None)
+    return parameter.grad if main is None else main
+
+
+def held_by(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer."""
+    groups = getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None) or ()
+    return [one for group in groups for one in (group["params"] if isinstance(group, dict) else [group])]
+
+
+def groups_of(optimizer: Any) -> list[Group]:
+    """The parameters of an optimizer with their settings."""
+    rate = float(optimizer.get_lr())
+    shared = [(key, getattr(optimizer, name, None)) for name, key in _SETTINGS.items()]
+    groups = [one for one in getattr(optimizer, "_param_groups", None) or () if isinstance(one, dict)]
+    found = []
+    for group in groups or [{"params": held_by(optimizer)}]:
+        settings: dict[str, Any] = {"lr": rate * float(group.get("learning_rate", 1.0)), "weight_decay": 0.0}
+        own = [("weight_decay", group.get(name)) for name in ("regularization_coeff", "weight_decay")]
+        plain = {key: getattr(value, "_coeff", value) for key, value in (*shared, *own) if value is not None}
+        settings |= {key: value for key, value in plain.items() if isinstance(value, bool | int | float)}
+        found.append(Group(group["params"], settings))
+    return found
+
+
+def with_subclasses(kind: Any) -> list[Any]:
+    """A class and everything derived from it."""
+    return [kind, *(one for child in kind.__subclasses__() for one in with_subclasses(child))]
+
 
 # Watching: a few numbers for each step.
 
 _tensors = PaddleTensors(HostRows(values=True, digest=None))
-# What Paddle's optimizers call their settings, and what PyTorch's do: runs of both are compared.
-_SETTINGS = {
-    "_beta1": "betas.0", "_beta2": "betas.1", "_epsilon": "eps", "_momentum": "momentum", "_rho": "rho",
-    "_weight_decay": "weight_decay", "_regularization_coeff": "weight_decay",
-}  # fmt: skip
 
 
 class PaddleWatcher(EagerWatcher):
@@ -206,25 +283,16 @@ class PaddleWatcher(EagerWatcher):
         return " ".join(word for word in words if not word.startswith("0x")).encode()
 
     def held_by(self, optimizer: Any) -> Iterable[Any]:
-        groups = getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None) or ()
-        return [one for group in groups for one in (group["params"] if isinstance(group, dict) else [group])]
+        return held_by(optimizer)
 
     def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
-        rate = float(optimizer.get_lr())
-        shared = [(key, getattr(optimizer, name, None)) for name, key in _SETTINGS.items()]
-        groups = [one for one in getattr(optimizer, "_param_groups", None) or () if isinstance(one, dict)]
-        for at, group in enumerate(groups or [{}]):
-            yield f"{at}.lr", rate * float(group.get("learning_rate", 1.0))
-            own = [("weight_decay", group.get(name)) for name in ("regularization_coeff", "weight_decay")]
-            plain = {key: getattr(value, "_coeff", value) for key, value in (*shared, *own) if value is not None}
-            for key, value in plain.items():
-                if isinstance(value, bool | int | float):
-                    yield f"{at}.{key}", value
+        for at, group in enumerate(groups_of(optimizer)):
+            yield from ((f"{at}.{key}", value) for key, value in group.settings.items())
 
     def hooks(self) -> Iterable[Any]:
         for owner, name in ((paddle.Tensor, "backward"), (paddle.autograd, "backward"), (paddle, "grad")):
             yield Replaced(owner, name, functools.partial(self._passing, name == "grad"))
-        for kind in _with_subclasses(paddle.optimizer.Optimizer):
+        for kind in with_subclasses(paddle.optimizer.Optimizer):
             for name in ("step", "minimize"):
                 if name in vars(kind):
                     yield Replaced(kind, name, self._stepping)
@@ -246,15 +314,10 @@ class PaddleWatcher(EagerWatcher):
     def _stepping(self, original: Any) -> Any:
         @functools.wraps(original)
         def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            gradients = ((one, getattr(one, "main_grad", None) if one.grad is None else one.grad)
-                         for one in self.held_by(optimizer))  # fmt: skip
+            gradients = ((one, gradient_of(one)) for one in held_by(optimizer))
             return self.update(optimizer, gradients, lambda: original(optimizer, *args, **kwargs))
 
         return run
-
-
-def _with_subclasses(kind: Any) -> list[Any]:
-    return [kind, *(one for child in kind.__subclasses__() for one in _with_subclasses(child))]
 
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from twinprobe._record.rows import Entry, Leaf, Note
+from twinprobe._record.rows import Entry
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -183,19 +183,3 @@ def _setting(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_setting(item) for item in value]
     return value if isinstance(value, _PLAIN) else None
-
-
-def with_total_norm(entry: Entry) -> Entry:
-    """The entry of a step's total norm: its gradients, measured by now, give way to the norm they have together.
-
-    Without parts of tensors that other ranks hold the rest of, it is that of all gradients; else only this rank's.
-    """
-    notes = entry.parts["output"]
-    if not isinstance(notes, list) or not all(isinstance(one, Note) for one in notes):
-        return entry
-    norms = [one.row.values.norm for one in notes if one.row is not None and one.row.values is not None]
-    total = sum(norm * norm for norm in norms if norm is not None) ** 0.5
-    four = dict.fromkeys(("Max", "Min", "Mean", "Norm"), total)
-    # It is as exact as the gradients are.
-    leaf = Leaf({"type": "torch.Tensor", "dtype": notes[0].dtype if notes else "torch.float32", "shape": [], **four})
-    return Entry(entry.name, entry.parts | {"output": [leaf]})

@@ -21,14 +21,14 @@ from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_py
 from twinprobe._record.engine import Engine
 from twinprobe._record.recorder import Recorder
 from twinprobe._record.render import Capturer, remark_of
-from twinprobe._record.rows import Entry, GradientWatch, Group, Leaf, Note, ParameterGradients
+from twinprobe._record.rows import Entry, GradientWatch, Group, Leaf, Note, ParameterGradients, with_total_norm
 from twinprobe._record.torch.autograd import Graph
 from twinprobe._record.torch.collectives import Collectives
 from twinprobe._record.torch.function_mode import ApiMode
 from twinprobe._record.torch.graph_index import Edge, sequence_number
 from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
 from twinprobe._record.torch.host import host_digest, host_tensor
-from twinprobe._record.torch.optimizer import Updates, with_total_norm
+from twinprobe._record.torch.optimizer import Updates
 from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, rounding_settings

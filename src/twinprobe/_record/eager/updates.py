@@ -1,0 +1,164 @@
+"""What an optimizer of MindSpore or Paddle sees and does, once for each of its steps: optimizer.json.
+
+The file is the one that PyTorch's recorder writes: gradients after clipping, settings by the names that PyTorch has for
+them, parameters before and after the step. Nothing is changed; everything is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinprobe._record.rows import Entry, Note, with_total_norm
+
+Named = tuple[str, str | None]  # a parameter's name in the model, and how it is stored if that is the framework's own
+
+
+@dataclass
+class Group:
+    """Parameters of an optimizer that share their settings."""
+
+    parameters: list[Any]
+    settings: dict[str, Any] = field(default_factory=dict)  # parts of one setting by their place: betas.0, betas.1
+
+
+@dataclass
+class _Step:
+    kind: str
+    number: int
+    entries: dict[int, tuple[Entry, Any]] = field(default_factory=dict)  # by the id of a parameter, which stands beside
+    clipped: list[float] = field(default_factory=list)  # what clipping inside of the step found: norms of its parts
+
+
+class Updates:
+    """Follows the optimizers of a recording, one step at a time."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._names: dict[int, Named] = {}
+        self._open: _Step | None = None
+        self._before_clipping: float | None = None
+        self.wanted = recorder.config.optimizer and recorder.config.measures
+
+    def follow(self, models: Iterable[Any]) -> None:
+        """Parameters get the names that they have in these models."""
+        recorder = self._recorder
+        self._names = {}
+        for model in models:
+            for path, module, compiled in recorder.watched_modules(model):
+                front = f"{path}." if path and module is not model else ""
+                for name, one in recorder.own_parameters(module, compiled).items():
+                    self._names[id(one)] = front + name, recorder.layout_of(module, name)
+
+    def forget(self) -> None:
+        """The recording stops."""
+        self._names, self._open, self._before_clipping = {}, None, None
+
+    # -- what the frameworks' hooks call ----------------------------------------------------------------------------
+
+    def step(
+        self, optimizer: Any, gradients: Callable[[], Mapping[int, Any]], groups: Callable[[], list[Group]],
+        act: Callable[[], Any],
+    ) -> Any:  # fmt: skip
+        """An optimizer makes a step: ``act``. ``gradients`` are found by the id of their parameter."""
+        recorder = self._recorder
+        if not self.wanted or self._open is not None or not recorder.listening():
+            return act()
+        recorder.work("recording what an optimizer sees", self._begin, optimizer, gradients, groups)
+        try:
+            result = act()
+        except BaseException:
+            self._open = None
+            raise
+        recorder.known.forget()
+        recorder.work("recording what an optimizer did", self._end)
+        return result
+
+    def clipping(self, norm: Callable[[], float]) -> None:
+        """The program clips gradients, which have this norm before it: the step that follows says so."""
+        if self.wanted and self._recorder.listening():
+
+            def note() -> None:
+                self._before_clipping = norm()
+
+            self._recorder.work("noting the norm before clipping", note)
+
+    def clip_inside(self, pairs: Iterable[tuple[Any, Any]], act: Callable[[], Any]) -> Any:
+        """An optimizer clips inside its step, parameters with gradients: the step sees what comes out."""
+        step = self._open
+        if step is None:
+            return act()
+        found = self._recorder.work("noting the norm before clipping", self.norm, [one for _, one in pairs])
+        step.clipped += [] if found is None else [found]
+        result = act()
+        self._recorder.known.forget()  # it may have been done in place
+        self._recorder.work("recording clipped gradients", self._take_clipped, step, result)
+        return result
+
+    # -- the work ---------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self, optimizer: Any, gradients: Callable[[], Mapping[int, Any]], groups: Callable[[], list[Group]]
+    ) -> None:
+        recorder = self._recorder
+        kind = type(optimizer).__name__
+        found = gradients()
+        step = _Step(kind, recorder.engine.count(f"Optimizer.{kind}"))
+        for at, group in enumerate(groups()):
+            settings: dict[str, Any] = {}
+            for key, value in group.settings.items():
+                whole, dot, _ = key.partition(".")
+                settings[whole] = [*settings.get(whole, ()), value] if dot else value
+            for place, parameter in enumerate(group.parameters):
+                gradient = found.get(id(parameter))
+                if gradient is None:
+                    continue
+                name, mark = self._names.get(id(parameter), (f"group{at}.{place}", None))
+                entry = Entry(
+                    f"Optimizer.{name}.{kind}.{step.number}.forward",
+                    {
+                        "input_args": [self._note(gradient, mark)],
+                        "input_kwargs": settings,
+                        "parameters": {"before": self._note(parameter, mark)},
+                    },
+                )
+                step.entries[id(parameter)] = entry, parameter
+        self._open = step
+
+    def _end(self) -> None:
+        step, self._open = self._open, None
+        assert step is not None
+        engine = self._recorder.engine
+        for entry, parameter in step.entries.values():
+            entry.parts["output"] = [self._note(parameter, self._names.get(id(parameter), ("", None))[1])]
+            engine.note_update(entry)
+        before, self._before_clipping = self._before_clipping, None
+        if step.clipped:
+            before = math.hypot(*step.clipped)
+        seen = [entry.parts["input_args"][0] for entry, _ in step.entries.values()]
+        parts = {"input_args": [before], "output": seen}
+        total = Entry(f"Optimizer.total_norm.{step.kind}.{step.number}.forward", parts)
+        engine.note_update(with_total_norm(total))  # last, so that a parameter is the first to differ
+
+    def _note(self, tensor: Any, mark: str | None = None) -> Note:
+        note: Note = self._recorder.note(tensor, save=False)
+        if mark is not None:
+            note.extra = {**(note.extra or {}), "layout": mark}
+        if note.requires_grad is not None:
+            note.requires_grad = False
+        return note
+
+    def norm(self, tensors: Iterable[Any]) -> float:
+        """The norm that tensors have together."""
+        rows = [self._note(one).row for one in tensors if one is not None]
+        values = [row.values.norm for row in rows if row is not None and row.values is not None]
+        return math.hypot(*(norm for norm in values if norm is not None))
+
+    def _take_clipped(self, step: _Step, pairs: Any) -> None:
+        for parameter, gradient in pairs:
+            entry, _ = step.entries.get(id(parameter), (None, None))
+            if entry is not None and gradient is not None:
+                mark = self._names.get(id(parameter), ("", None))[1]
+                entry.parts["input_args"] = [self._note(gradient, mark)]
