@@ -339,7 +339,7 @@ def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) ->
 
 
 def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, golden: Run) -> list[str]:
-    """Calls near the beginning that only the other run makes: what was replaced, or has replaced a missing one."""
+    """Calls near the beginning that only the other run makes: what was replaced; of a missing one the same elsewhere."""
     if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
         return []
     if flow is not None and beginning.cause == EXTRA and beginning.arguments:
@@ -347,9 +347,12 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
         if made != NONE and pairs["t_op"][made] is None:  # what golden's reader of the same input takes
             return [golden.ops[pairs["g_op"][made]]]
     near = pairs.slice(max(0, beginning.row - 40), 80)
-    other, own, run = ("g_op", "t_op", target) if beginning.cause == MISSING else ("t_op", "g_op", golden)
-    ops = near.filter(near[other].is_null())[own].drop_nulls().unique(maintain_order=True).to_list()
-    return [run.ops[op] for op in ops[:8]]
+    if beginning.cause == MISSING and beginning.arguments:
+        missing = api_name(golden.ops[pairs["g_op"][beginning.arguments[0]]])
+        ops = near.filter(near["g_op"].is_null())["t_op"].drop_nulls().unique(maintain_order=True).to_list()
+        return [target.ops[op] for op in ops if api_name(target.ops[op]) == missing]
+    ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
+    return [golden.ops[op] for op in ops[:8]]
 
 
 def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:
