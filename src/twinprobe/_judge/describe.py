@@ -339,7 +339,7 @@ def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) ->
 
 
 def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, golden: Run) -> list[str]:
-    """Calls near the beginning that only the other run makes: what was replaced; of a missing one the same elsewhere."""
+    """Calls near the beginning that only the other run makes: what was replaced; for a missing one, where it went."""
     if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
         return []
     if flow is not None and beginning.cause == EXTRA and beginning.arguments:
