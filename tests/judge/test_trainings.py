@@ -649,16 +649,20 @@ def test_a_reader_of_one_run_explains_another_gradient(tmp_path: Path, white: bo
 def test_a_parameter_that_is_zero_in_golden_is_no_noise(tmp_path: Path) -> None:
     """It acts on nothing but its own update."""
 
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(8, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 0.0 * functional.interpolate(self.table.T[None], size=8)[0].T
+
     def train(model: nn.Module, wrong: bool) -> None:
-        with torch.no_grad():
-            model[1].weight.fill_(0.0)
-            if wrong:
-                model[1].weight.copy_(torch.linspace(-1, 1, WIDTH * WIDTH).view(WIDTH, WIDTH))
+        model[1].table.data.numpy()[:] = [[wrong * (row + 1.0)] * WIDTH for row in range(8)]
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        x = model[0](torch.randn(8, WIDTH))
-        (x + 0.0 * model[1](x)).square().mean().backward()
+        model(torch.randn(8, WIDTH)).square().mean().backward()
         optimizer.step()
 
-    found = compared(tmp_path, train, lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]))
+    found = compared(tmp_path, train, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Positions()))
     assert found.first is not None
     assert "parameter" in found.first.sentence

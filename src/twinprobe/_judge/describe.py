@@ -357,7 +357,7 @@ def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) ->
 
 
 def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, golden: Run) -> list[str]:
-    """Calls near the beginning that only the other run makes: what was replaced, or has replaced a missing one."""
+    """Calls near the beginning that only the other run makes: what was replaced; for a missing one, where it went."""
     if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
         return []
     # What the other run's reader of the same value takes is the replacement.
@@ -366,16 +366,15 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
         if made != NONE and pairs["t_op"][made] is None:
             return [golden.ops[pairs["g_op"][made]]]
     near = pairs.slice(max(0, beginning.row - 40), 80)
-    if beginning.cause != MISSING:
-        ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
-        return [golden.ops[op] for op in ops[:8]]
-    made = NONE if flow is None else int(flow.target_source[beginning.row])
-    if made != NONE and pairs["g_op"][made] is None:
-        return [target.ops[pairs["t_op"][made]]]
-    # Or the call has moved.
-    named = _named(target, golden, pairs, beginning)
-    ops = near.filter(near["g_op"].is_null())["t_op"].drop_nulls().unique(maintain_order=True).to_list()
-    return [target.ops[op] for op in ops if named is not None and api_name(target.ops[op]) == api_name(named[1])]
+    if beginning.cause == MISSING and beginning.arguments:
+        made = NONE if flow is None else int(flow.target_source[beginning.row])
+        if made != NONE and pairs["g_op"][made] is None:
+            return [target.ops[pairs["t_op"][made]]]
+        missing = api_name(golden.ops[pairs["g_op"][beginning.arguments[0]]])
+        ops = near.filter(near["g_op"].is_null())["t_op"].drop_nulls().unique(maintain_order=True).to_list()
+        return [target.ops[op] for op in ops if api_name(target.ops[op]) == missing]
+    ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
+    return [golden.ops[op] for op in ops[:8]]
 
 
 def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:
