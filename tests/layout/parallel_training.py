@@ -3,7 +3,8 @@
     python parallel_training.py OUTPUT LAYOUT RANKS LEVEL TASK DTYPE FAULT
 
 Every layout starts from the same weights, sees the same words and computes the same function as ``single``. A fault is
-one of the words below; it is planted on the last rank unless its name says otherwise. The losses are printed.
+one of the words below; it is planted on the last rank unless its name says otherwise. ``scaled:1:PATH:1.5`` multiplies
+what rank 1 holds of a parameter, ``frozen:0:PATH`` keeps it from being trained there. The losses are printed.
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ class Attention(nn.Module):
             self.k = nn.Linear(WIDTH, WIDTH, bias=False)
             self.v = nn.Linear(WIDTH, WIDTH, bias=False)
         self.o = Row(WIDTH, WIDTH)
+        self.last = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.qkv(x).chunk(3, -1) if Layout.fused else [one(x) for one in (self.q, self.k, self.v)]
@@ -157,6 +159,8 @@ class Attention(nn.Module):
             places, seen = zigzag(Layout.rank), torch.cat([zigzag(rank) for rank in range(Layout.ranks)])
             if Layout.fault == "kv_order":
                 seen = torch.arange(LENGTH)
+            if Layout.has("mask_shifted", rank=0) and self.last:
+                places = places + 1
         scores = torch.matmul(q, k.transpose(2, 3)) * (WIDTH // HEADS) ** -0.5
         scores = scores.masked_fill(seen.unsqueeze(0) > places.unsqueeze(1), -1e4)
         y = torch.matmul(torch.softmax(scores, -1), v)
@@ -198,6 +202,7 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
         self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.last = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.flatten(0, 1)
@@ -225,6 +230,8 @@ class Experts(nn.Module):
             at = (number == at_expert).nonzero().squeeze(1)
             y = y.index_copy(0, at, expert(arrived[at]))
         y = AllToAll.apply(y, got, sent)
+        if Layout.has("returned_in_order", rank=0) and self.last:
+            order = torch.arange(len(order))  # as if the words had come back where they left from
         return (torch.zeros_like(flat).index_copy(0, order, y) * gate.unsqueeze(1)).view_as(x)
 
 
@@ -264,6 +271,7 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.position = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList(Block() for _ in range(Layout.layers))
+        self.layers[-1].attention.last = self.layers[-1].mlp.last = True
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
 
@@ -401,6 +409,29 @@ def own_stage(model: Model) -> None:
 DATA_PARALLEL = ("ddp", "fsdp1", "fsdp2", "hsdp", "ep")
 
 
+def plant(model: nn.Module) -> None:
+    """Faults that sit in the modules of one rank."""
+    word, _, rest = Layout.fault.partition(":")
+    if word in ("scaled", "frozen") and int(rest.split(":")[0]) == Layout.rank:
+        _, path, *factor = rest.split(":")
+        parameter = next(p for name, p in model.named_parameters() if name.endswith(path))
+        if word == "frozen":
+            parameter.requires_grad_(requires_grad=False)
+        else:
+            own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            own.detach().mul_(float(factor[0]))
+    if Layout.has("other_epsilon", rank=0):
+        model.layers[1].norm1.eps = 0.5
+    if Layout.has("second_micro_batch", rank=0):
+        calls: list[int] = []  # the second call of each step
+
+        def scaled(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return output * 1.25 if len(calls) % 2 == 0 else output
+
+        model.layers[0].norm2.register_forward_hook(scaled)
+
+
 def words_of(step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 + step)
     words = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=generator)
@@ -476,6 +507,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     if Layout.has("replica_differs"):
         inner = model.module if base == "ddp" else model
         inner.layers[-1].norm1.weight.data[0] += 0.25
+    plant(model)
     rate = 2e-2 if Layout.has("wrong_rate") else 1e-2
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=rate)
     if "zero" in options:
