@@ -15,7 +15,7 @@ from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
-from twinprobe._layout.contents import put_in_order, wrong_shards
+from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
@@ -29,6 +29,7 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
+from twinprobe._layout.wrong_ranks import made_by, said_of, wrong_pieces
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -209,9 +210,11 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     first = comparison.summary.first
-    said = [text.partition(": ")[2] for text in findings if first is not None and text.startswith(f"{first.op}.")]
+    said = [text.partition(": ")[2] for text in findings if first is not None and text.startswith(f"{first.op}.")][:1]
+    if first is not None and isinstance(comparison.target, Whole):
+        said += filter(None, [made_by(comparison.target, first.op)])
     if first is not None and said:
-        first = replace(first, sentence=f"{first.sentence}; {said[0]}")
+        first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
 
@@ -254,11 +257,9 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
             # Without tensors, ranks that hold nothing conspicuous may be wrong too if all of them took a wrong value.
             if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
                 continue
-            ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
-            if ranks:
-                several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
-                words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
-                found.append(f"{pairs[f'{side}_name'][row]}: {words}")
+            own = pairs[f"{side}_row"][row]
+            words = said_of(whole, own, wrong_pieces(whole, own, other, pairs[f"{its}_row"][row], files))
+            found += [f"{pairs[f'{side}_name'][row]}: {words}"] if words else []
     return found
 
 

@@ -158,7 +158,8 @@ def fold_calls(dump: RankDump, micro: int) -> None:
                for name, above in reversed(run.parents.items())}  # fmt: skip
     stacks = run.stacks
     stacks.of_op = {renamed.get(name, name): at for name, at in reversed(stacks.of_op.items())}
-    dump.run = Run(run.path, run.task, run.level, run.framework, names, run.table, run.notes)
+    recorded = run.recorded or run
+    dump.run = Run(run.path, run.task, run.level, run.framework, names, run.table, run.notes, recorded=recorded)
     dump.run.parents = dict(reversed(parents.items()))
     dump.run.stacks = stacks
 
@@ -223,7 +224,7 @@ def _without(run: Run, left_out: Collection[str]) -> Run:
     table = run.table.filter(pl.Series(kept).gather(run.table["op"]))
     table = table.with_columns(pl.Series("op", number[table["op"].to_numpy()], dtype=pl.Int32))
     ops = [name for name, keep in zip(run.ops, kept, strict=True) if keep]
-    shorter = Run(run.path, run.task, run.level, run.framework, ops, table, run.notes)
+    shorter = Run(run.path, run.task, run.level, run.framework, ops, table, run.notes, recorded=run.recorded or run)
     shorter.parents, shorter.stacks = run.parents, run.stacks
     return shorter
 

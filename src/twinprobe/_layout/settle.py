@@ -306,7 +306,7 @@ class _Side:
             self._nothing(row, "a piece is not known")
             return
         self._count(way)
-        self.whole.ways[row] = way
+        self.whole.ways[row], self.whole.arithmetic[row] = way, arithmetic
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
         self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))

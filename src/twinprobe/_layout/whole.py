@@ -20,7 +20,7 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
-from twinprobe._layout.pieces import AXES, Piece, Shape, along, common_shape, load_whole, same
+from twinprobe._layout.pieces import AXES, Arithmetic, Piece, Shape, along, common_shape, load_whole, same
 from twinprobe._layout.ranks import RankDump, fold_calls
 from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
@@ -48,6 +48,7 @@ class Whole(Run):
     lost: list[str] = field(default_factory=list)
     ways: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """How the pieces of a row make the whole, along each axis."""
+    arithmetic: dict[int, Arithmetic] = field(default_factory=dict)
     settled: bool = False
 
     @property
@@ -77,6 +78,11 @@ class Whole(Run):
             local = placement.local if placement is not None else dims(shape)
             found.append(Piece(rank, (micro, dp, ep, cp, tp), local, tuple(stats), file, digest))
         return found
+
+    def names_of(self, row: int) -> list[str]:
+        """What the ranks call one row's value, in the order of its pieces."""
+        names: list[str] = self._lists[-1][row]
+        return names
 
     def placements_of(self, row: int) -> list[Any]:
         """The recorded placements of one row's value, in the order of its pieces."""

@@ -54,6 +54,8 @@ class Run:
     notes: list[str]
     sketch_file: Path | None = field(default=None, kw_only=True)
     """Where the sketches of its tensors are; None for a run that was put together from others."""
+    recorded: Run | None = field(default=None, kw_only=True)
+    """The run as its file has it, where calls were left out or renamed: its values have the same names."""
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """What changes the rounding of results, as far as the recorder wrote it down: ``tf32_matmul``, ``threads``, ..."""
     # What was found where no recorder of ours wrote: a checkpoint, arrays, another tool's dump.

@@ -1,0 +1,236 @@
+"""Whose piece of a differing value is wrong: which ranks, and of which micro batch.
+
+Tensors tell by their elements. Where none were kept, the blocks of sketches do: each is the norm of a sixteenth of a
+tensor, and where the blocks of one piece make up blocks of the other side's value, these must agree. What is left is
+a piece that holds more than the whole may hold.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import prod, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import dims, epsilon
+from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together
+from twinprobe._layout.whole import Whole
+from twinprobe._measure.elements import numbers
+from twinprobe._measure.sketch import block_length
+from twinprobe._runs.run import Run
+from twinprobe._runs.sketches import BLOCKS, SHARD
+from twinprobe._runs.table import STATS
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe._runs.whole_files import inside
+from twinprobe.errors import TwinProbeError
+
+_CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
+_NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
+_MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
+
+
+def wrong_pieces(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | None, str | None]) -> list[Piece]:
+    """The pieces of a differing value that are wrong; none where all are, or where it cannot be known.
+
+    ``files`` are those of this side and of the other, if both kept their tensors.
+    """
+    pieces = whole.pieces_of(row)
+    placed = any(whole.placements_of(row))
+    if len(pieces) < 2 or (max(whole.ways.get(row, (-1,))) < 0 and not placed):
+        return []  # copies, or parts of a sum
+    if None not in files:
+        wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
+    else:
+        wrong = _by_blocks(whole, row, other, partner) or _by_statistics(pieces, other, partner)
+    return [pieces[at] for at in sorted(wrong)] if len(wrong) < len(pieces) else []
+
+
+def said_of(whole: Whole, row: int, wrong: Sequence[Piece]) -> str:
+    """The wrong pieces in words; nothing where there are none."""
+    if not wrong:
+        return ""
+    pieces = whole.pieces_of(row)
+    ranks, micro = sorted({piece.rank for piece in wrong}), sorted({piece.place[0] for piece in wrong})
+    every = {piece.rank for piece in pieces}
+    batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
+    if set(ranks) == every and len(every) < len(whole.ranks):
+        return f"{batches} differs, the others agree" if batches else ""
+    several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
+    words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
+    return f"{words}, in {batches}" if batches else words
+
+
+def made_by(whole: Whole, op: str) -> str:
+    """Which ranks make a call that others do not make: those of a pipeline stage, those that hold an expert."""
+    rows = np.flatnonzero((whole.pieces["op"] == op).to_numpy())
+    ranks = sorted({piece.rank for row in rows.tolist() for piece in whole.pieces_of(row)})
+    if not ranks or len(ranks) == len(whole.ranks):
+        return ""
+    stages = {whole.layout.place(rank).pp for rank in ranks}
+    stage = f" (pipeline stage {min(stages)})" if whole.layout.pp > 1 and len(stages) == 1 else ""
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return f"made by rank{'s' * (len(ranks) > 1)} {shown}{stage} alone"
+
+
+def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:
+    high, low, _, norm = (other.table[stat][partner] for stat in STATS)
+    if high is None or low is None or norm is None:
+        return set()
+    slack = _CLOSE * max(abs(high), abs(low))
+    wrong = set()
+    for at, piece in enumerate(pieces):
+        most, least, _, length = piece.stats
+        if most is not None and least is not None and length is not None:
+            beyond = most > high + slack or least < low - slack or length > norm * (1 + _CLOSE)
+            wrong |= {at} if beyond else set()
+    return wrong
+
+
+def _by_elements(whole: Whole, row: int, other: Run, files: tuple[str, str]) -> set[int]:
+    """The pieces that hold the elements that differ: put together once more, each as its own number."""
+    of_file = {piece.file: at for at, piece in enumerate(whole.pieces_of(row))}
+
+    def number(folder: Path, name: str) -> HostTensor:
+        shape = open_tensor(inside(folder, name)).shape
+        return HostTensor("int32", shape, np.full(prod(shape), of_file[name], np.int32))
+
+    try:
+        owners = np.asarray(load_whole(whole.tensor_folder, files[0], number).data[:])
+        sides = [load_whole(run.tensor_folder, file) for run, file in ((whole, files[0]), (other, files[1]))]
+    except (TwinProbeError, OSError):
+        return set()
+    mine, golden = (numbers(side.dtype, np.asarray(side.data[:]), np.dtype(np.float64)) for side in sides)
+    if not owners.size == mine.size == golden.size or owners.dtype != np.int32:  # the sum of ranks is nobody's
+        return set()
+    with np.errstate(all="ignore"):
+        gap = np.nan_to_num(np.abs(mine - golden), nan=np.inf)
+        of_piece = {int(at): float(np.sqrt((gap[owners == at] ** 2).mean())) for at in np.unique(owners)}
+    return {at for at, worst in of_piece.items() if worst > _NEARER * max(of_piece.values())}
+
+
+# By the blocks of sketches.
+
+
+def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
+    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
+    goal = _sketch(other, other.table["name"][partner])
+    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    if goal is None or not shape or isinstance(other, Whole) or any(one is None for one in own):
+        return set()
+    rows = _rows_of_pieces(whole, row, pieces, shape)
+    if rows is None:
+        return set()
+    inner, places = rows
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    alone: dict[int, float] = {}  # how far the blocks are that one piece makes up
+    shared: list[set[int]] = []  # who makes up other blocks that differ
+    for golden_blocks, own_blocks in _same_elements(own, inner, places, prod(shape)):
+        owners = {at for at, _ in own_blocks}
+        mine = [(float(own[at]["block_norm"][block]), float(own[at]["block_max"][block])) for at, block in own_blocks]
+        theirs = [(float(goal["block_norm"][block]), float(goal["block_max"][block])) for block in golden_blocks]
+        gap = 0.0
+        for one, its in (
+            (sqrt(sum(norm * norm for norm, _ in mine)), sqrt(sum(norm * norm for norm, _ in theirs))),
+            (max(most for _, most in mine), max(most for _, most in theirs)),
+        ):
+            gap = max(gap, abs(one - its) / max(one, its) if one != its else 0.0)
+        if len(owners) == 1:
+            (at,) = owners
+            alone[at] = max(gap, alone.get(at, 0.0))
+        elif gap > close:
+            shared.append(owners)
+    worst = max(alone.values(), default=0.0)
+    wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
+    used = {at for _, own_blocks in _same_elements(own, inner, places, prod(shape)) for at, _ in own_blocks}
+    unknown = used - set(alone) or any(not owners & wrong for owners in shared)
+    return set() if unknown or wrong == used else wrong
+
+
+def _sketch(run: Run, name: str) -> Any:
+    """The sketch of a value, a record of one row; None where there is none."""
+    recorded = run.recorded or run
+    try:
+        sketches = recorded.sketches
+    except (TwinProbeError, OSError):
+        return None
+    if sketches is None:
+        return None
+    found = np.flatnonzero((recorded.table["name"] == name).to_numpy())
+    row = sketches.of(found[:1])
+    return row[0] if len(row) and row["flags"][0] else None
+
+
+def _rows_of_pieces(
+    whole: Whole, row: int, pieces: Sequence[Piece], shape: tuple[int, ...]
+) -> tuple[int, NDArray[np.int64]] | None:
+    """A value cut into rows that no axis cuts: their length, and for each the piece and the row there that it is."""
+    placements, way = whole.placements_of(row), whole.ways.get(row, (COPIES,) * len(AXES))
+    cut = [dim for dim in way if dim >= 0] + [dim for one in placements[:1] if one is not None for dim in one.ways]
+    depth = max(cut, default=-1) + 1
+    if not depth or prod(shape[:depth]) > _MOST_ROWS or min(cut) < COPIES:
+        return None
+    cuts = [piece._replace(shape=(piece.shape or ())[:depth], file=str(at)) for at, piece in enumerate(pieces)]
+
+    def rows_of(_folder: Path, name: str) -> HostTensor:
+        at = int(name)
+        size = cuts[at].shape or ()
+        return HostTensor("int64", size, at * _MOST_ROWS + np.arange(prod(size), dtype=np.int64))
+
+    blocks = _on_meshes(cuts, placements) if any(placements) else cuts
+    found = put_together(blocks, way, whole.arithmetic.get(row, PLAIN)) if blocks else None
+    if found is None or found.recipe is None:
+        return None
+    places = np.asarray(load_whole(whole.tensor_folder, found.recipe, rows_of).data[:])
+    fits = places.dtype == np.int64 and places.size == prod(shape[:depth])  # parts of a sum are nobody's
+    return (prod(shape[depth:]), places) if fits else None
+
+
+def _on_meshes(cuts: Sequence[Piece], placements: Sequence[Placement | None]) -> list[Piece]:
+    """Pieces of distributed tensors put together on each mesh, as far as names go; none where they are not known."""
+    by_rank = {piece.rank: piece for piece in cuts}
+    blocks = []
+    for mesh, placement in {one.mesh: one for one in placements if one is not None}.items():
+        node = of_placement(by_rank, placement)
+        if node is None or node[3] is None or None in placements or len(by_rank) < len(cuts):
+            return []
+        blocks.append(by_rank[mesh[0]]._replace(shape=node[0], file=node[3]))
+    return blocks
+
+
+def _same_elements(
+    own: Sequence[Any], inner: int, places: NDArray[np.int64], count: int
+) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """The smallest sets of blocks that hold the same elements on both sides: golden's, and those of pieces."""
+    at, local = np.divmod(places, _MOST_ROWS)
+    length = block_length(count)
+    lengths = np.array([block_length(int(one["count"])) for one in own])[at]
+    first = np.arange(places.size) * inner
+    start, placed = local * inner, np.array([bool(one["flags"] & SHARD) for one in own])[at]
+    # The sketch of a shard that knew its place has the blocks of the whole.
+    lows = np.where(placed, first // length, start // lengths)
+    highs = np.where(placed, (first + inner - 1) // length, (start + inner - 1) // lengths)
+    links = np.stack([first // length, (first + inner - 1) // length, at, lows, highs], axis=1)
+    above: dict[int, int] = {}
+
+    def root(node: int) -> int:
+        while above.setdefault(node, node) != node:
+            node = above[node]
+        return node
+
+    for low, high, piece, own_low, own_high in np.unique(links, axis=0).tolist():
+        nodes = [*range(low, high + 1), *(BLOCKS * (piece + 1) + block for block in range(own_low, own_high + 1))]
+        for node in nodes:
+            above[root(node)] = root(nodes[0])
+    sets: dict[int, tuple[list[int], list[tuple[int, int]]]] = defaultdict(lambda: ([], []))
+    for node in list(above):
+        golden_blocks, own_blocks = sets[root(node)]
+        if node < BLOCKS:
+            golden_blocks.append(node)
+        else:
+            own_blocks.append((node // BLOCKS - 1, node % BLOCKS))
+    return list(sets.values())
