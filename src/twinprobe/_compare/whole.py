@@ -29,7 +29,7 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
-from twinprobe._layout.wrong_ranks import made_by, said_of, wrong_pieces
+from twinprobe._layout.wrong_ranks import made_by, whose
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -257,8 +257,7 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
             # Without tensors, ranks that hold nothing conspicuous may be wrong too if all of them took a wrong value.
             if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
                 continue
-            own = pairs[f"{side}_row"][row]
-            words = said_of(whole, own, wrong_pieces(whole, own, other, pairs[f"{its}_row"][row], files))
+            words = whose(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
             found += [f"{pairs[f'{side}_name'][row]}: {words}"] if words else []
     return found
 

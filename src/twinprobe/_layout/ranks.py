@@ -289,6 +289,19 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     return layout_for(sizes, world, where), "recorded" if named and other is None else "found"
 
 
+def shard_groups(header: Mapping[str, Any]) -> list[list[int]]:
+    """The ranks along the last dimension of the one device mesh that a run has; none where there are several."""
+    meshes = header.get("meshes")
+    if not isinstance(meshes, dict) or len(meshes) != 1:
+        return []
+    try:
+        mesh = np.asarray(msgspec.json.decode(next(iter(meshes))))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
+        return []
+    fits = mesh.dtype.kind in "iu" and mesh.ndim and mesh.size
+    return mesh.reshape(-1, mesh.shape[-1]).tolist() if fits else []
+
+
 def _mesh_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Sizes by the names that the dimensions of device meshes have."""
     found: dict[str, int] = {}

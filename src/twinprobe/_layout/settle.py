@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import isnan, prod
 from typing import Any
@@ -349,10 +350,15 @@ class _Side:
         for at, way in enumerate(placement.ways):
             if way != COPIES:
                 continue
-            for line in np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at]):
-                group = [owners[int(rank)] for rank in line]
-                if not same(group):
-                    self._report(row, self.partner.get(row), group)
+            lines = np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at])
+            groups = [group for line in lines if not same(group := [owners[int(rank)] for rank in line])]
+            wholes = []  # what each copy makes with the shards beside it can be compared with the other side's value
+            for part in np.split(ranks, ranks.shape[at], axis=at) if groups else ():
+                mesh = tuple(part.reshape(-1).tolist())
+                wholes.append(of_placement(owners, replace(placement, mesh=mesh, mesh_shape=part.shape)))
+            for group in groups:
+                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, wholes, strict=True)]
+                self._report(row, self.partner.get(row), copies)
 
     def _arithmetic(self, row: int, gradient: bool, block: Piece, way: Any) -> Arithmetic:
         if not gradient:
@@ -491,7 +497,11 @@ class _Side:
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
             return
         missing = len(self.whole.pieces_of(row)) < self.whole.pieces["expected"][row]
-        self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}", shape=not missing)
+        if missing and self.optimizer:
+            lacking = sorted(set(self.whole.ranks) - {block.rank for block in blocks})
+            ranks = _numbers(lacking)
+            self.whole.findings.append(f"{self.whole.table['name'][row]}: rank {ranks} has no update of this parameter")
+        self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}", shape=not missing or self.optimizer)
 
     def _guess(self, row: int, blocks: list[Piece]) -> None:
         """Nobody on the other side: statistics as of shards, the shape left open."""

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import dims, epsilon
 from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together
+from twinprobe._layout.ranks import shard_groups
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
 from twinprobe._runs.run import Run
 from twinprobe._runs.sketches import BLOCKS, SHARD
-from twinprobe._runs.table import STATS
+from twinprobe._runs.table import PARAMETER, STATS
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe._runs.whole_files import inside
@@ -34,35 +35,32 @@ _NEARER = 0.1  # a piece is right where it has less than this of the worst one's
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
 
-def wrong_pieces(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | None, str | None]) -> list[Piece]:
-    """The pieces of a differing value that are wrong; none where all are, or where it cannot be known.
+def whose(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | None, str | None]) -> str:
+    """Whose pieces of a differing value are wrong, in words; nothing where all are, or where it cannot be known.
 
     ``files`` are those of this side and of the other, if both kept their tensors.
     """
     pieces = whole.pieces_of(row)
-    placed = any(whole.placements_of(row))
-    if len(pieces) < 2 or (max(whole.ways.get(row, (-1,))) < 0 and not placed):
-        return []  # copies, or parts of a sum
+    if max(whole.ways.get(row, (-1,))) < 0 and not any(whole.placements_of(row)):  # copies, or parts of a sum
+        ranks = _gathered_from(whole, row, other, partner) if whole.table["role"][row] == PARAMETER else []
+        return f"{_shards(ranks)}, which is gathered" if ranks else ""
     if None not in files:
         wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
     else:
         wrong = _by_blocks(whole, row, other, partner) or _by_statistics(pieces, other, partner)
-    return [pieces[at] for at in sorted(wrong)] if len(wrong) < len(pieces) else []
-
-
-def said_of(whole: Whole, row: int, wrong: Sequence[Piece]) -> str:
-    """The wrong pieces in words; nothing where there are none."""
-    if not wrong:
+    if not wrong or len(wrong) == len(pieces):
         return ""
-    pieces = whole.pieces_of(row)
-    ranks, micro = sorted({piece.rank for piece in wrong}), sorted({piece.place[0] for piece in wrong})
-    every = {piece.rank for piece in pieces}
+    ranks = sorted({pieces[at].rank for at in wrong})
+    micro = sorted({pieces[at].place[0] for at in wrong})
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
-    if set(ranks) == every and len(every) < len(whole.ranks):
+    if len(ranks) == len({piece.rank for piece in pieces}):
         return f"{batches} differs, the others agree" if batches else ""
-    several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
-    words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
-    return f"{words}, in {batches}" if batches else words
+    return _shards(ranks) + (f", in {batches}" if batches else "")
+
+
+def _shards(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else f"the shards of ranks {shown} differ"
 
 
 def made_by(whole: Whole, op: str) -> str:
@@ -116,6 +114,43 @@ def _by_elements(whole: Whole, row: int, other: Run, files: tuple[str, str]) -> 
 # By the blocks of sketches.
 
 
+def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
+    """The ranks whose shards of a parameter are wrong, of which each rank of a mesh's row gathered the whole.
+
+    Fully sharded parameters are cut along their first dimension, over the last dimension of their mesh.
+    """
+    goal, shape = _sketch(other, other.table["name"][partner]), dims(other.table["shape"][partner])
+    if goal is None or not shape or isinstance(other, Whole):
+        return []
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
+    length, wrong = block_length(prod(shape)), set()
+    for group in shard_groups(whole.ranks[min(whole.ranks)].header):
+        own = _sketch(whole.ranks[group[0]].run, of_rank[group[0]]) if group[0] in of_rank else None
+        if own is None or own["whole"] != goal["whole"] or len(group) < 2:
+            return []
+        share = -(-shape[0] // len(group)) * prod(shape[1:])
+        inside: dict[int, list[bool]] = defaultdict(list)  # whether the blocks that lie in one shard differ
+        across: list[set[int]] = []  # the shards that meet in other blocks that differ
+        for block in range(-(-prod(shape) // length)):
+            differs = any(_far(float(own[name][block]), float(goal[name][block])) > close
+                          for name in ("block_norm", "block_max"))  # fmt: skip
+            shards = {block * length // share, (min((block + 1) * length, prod(shape)) - 1) // share}
+            if len(shards) == 1:
+                inside[min(shards)].append(differs)
+            elif differs:
+                across.append(shards)
+        odd = {shard for shard, differ in inside.items() if any(differ)}
+        if any(not shards & odd for shards in across):
+            return []
+        wrong |= {group[shard] for shard in odd}
+    return sorted(wrong) if len(wrong) < len(whole.ranks) else []
+
+
+def _far(one: float, other: float) -> float:
+    return abs(one - other) / max(one, other) if one != other else 0.0
+
+
 def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
     goal = _sketch(other, other.table["name"][partner])
@@ -138,7 +173,7 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
             (sqrt(sum(norm * norm for norm, _ in mine)), sqrt(sum(norm * norm for norm, _ in theirs))),
             (max(most for _, most in mine), max(most for _, most in theirs)),
         ):
-            gap = max(gap, abs(one - its) / max(one, its) if one != its else 0.0)
+            gap = max(gap, _far(one, its))
         if len(owners) == 1:
             (at,) = owners
             alone[at] = max(gap, alone.get(at, 0.0))
