@@ -426,7 +426,7 @@ def plant(model: nn.Module) -> None:
         calls: list[int] = []  # the second call of each step
 
         def scaled(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-            calls.append(1)
+            calls.extend([1] * (not output.is_meta))  # a stage asks for shapes first
             return output * 1.25 if len(calls) % 2 == 0 else output
 
         model.layers[0].norm2.register_forward_hook(scaled)

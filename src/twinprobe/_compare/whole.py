@@ -21,6 +21,7 @@ from twinprobe._layout.ranks import (
     LAYOUT_FILE,
     RankDump,
     calls_per_module,
+    contradictions,
     find_layout,
     open_ranks,
     passes_of,
@@ -172,7 +173,11 @@ def open_wholes(
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
-    layouts, notes = _layouts(texts, sides)
+    layouts, notes, given = _layouts(texts, sides)
+    for at, side in enumerate(sides):
+        if given[at] and name == DUMP:
+            facts = contradictions(layouts[at], opened[at], single[1 - at])
+            lost += [f"{side.root}: layout {layouts[at]}: {fact}" for fact in facts]
     micro = _micro_batches(opened, layouts)
     runs: list[Run] = []
     for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
@@ -263,14 +268,15 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str]]:
-    """The layout of each side, and what is said of them. Where it is not given, the dumps of all ranks tell."""
+def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str], list[bool]]:
+    """The layout of each side, what is said of them, and whether they were given: else the dumps of all ranks tell."""
     many = [at for at, side in enumerate(sides) if side.world > 1]
     if len(texts) == 1 and len(many) == 1:
         texts = (texts[0], "") if many == [0] else ("", texts[0])
-    layouts, notes = [], []
+    layouts, notes, given = [], [], []
     for at, side in enumerate(sides):
         text, where = texts[at] if at < len(texts) else "", str(side.root)
+        given.append(bool(text))
         if side.world == 1:
             layouts.append(Layout(1, 1, 1))
             continue
@@ -282,7 +288,7 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
             layout, how = find_layout(open_ranks(side.files(DUMP), []), alone, side.world, where)
         layouts.append(layout)
         notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
-    return layouts, notes
+    return layouts, notes, given
 
 
 def whole_files(job: Job) -> list[Path]:

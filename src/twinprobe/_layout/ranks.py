@@ -289,6 +289,34 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     return layout_for(sizes, world, where), "recorded" if named and other is None else "found"
 
 
+def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> list[str]:
+    """What the ranks have recorded, or hold, that no run of the given layout would; ``other`` is a single process."""
+    headers = [dump.header for dump in ranks.values()]
+    known: dict[str, Any] = next((dict(one) for header in headers if isinstance(one := header.get("sizes"), dict)), {})
+    known |= _mesh_sizes(headers)
+    stages = [one.get("stages") for header in headers if isinstance(one := header.get("pipeline"), dict)]
+    known |= {"pp": stages[0]} if stages and stages[0] else {}
+    found = [f"the ranks recorded {name}={known[name]}" for name in ("tp", "pp", "cp", "ep")
+             if isinstance(known.get(name), int) and known[name] != layout.size(name)]  # fmt: skip
+    first, *others = ranks.values()
+    own = parameter_shapes(first.run)
+    if layout.pp > 1 and not found and own and all(parameter_shapes(dump.run) == own for dump in others):
+        found.append(f"the ranks of pipeline stages hold other layers, but all have the same {len(own)} parameters")
+    if other is None or found:
+        return found
+    whole, tokens, goal = parameter_shapes(other), token_shape(first.run), token_shape(other)
+    common = [name for name in own if name in whole and len(own[name]) == len(whole[name])]
+    placed = any(dump.placements for dump in ranks.values())
+    if layout.tp > 1 and common and not placed and all(own[name] == whole[name] for name in common):
+        found.append(f"tensor parallel ranks hold parts of parameters, but all {len(common)} are whole on rank 0")
+    if tokens and goal and layout.cp > 1 and tokens[1] == goal[1]:
+        found.append(f"context parallel ranks hold parts of sequences, but rank {first.rank} was given {list(tokens)}, "
+                     f"and the other run {list(goal)}")  # fmt: skip
+    if layout.ep > 1 and own and not experts_in(first.run.ops):
+        found.append("expert parallel ranks hold some of the experts, but no list of experts was recorded")
+    return found
+
+
 def shard_groups(header: Mapping[str, Any]) -> list[list[int]]:
     """The ranks along the last dimension of the one device mesh that a run has; none where there are several."""
     meshes = header.get("meshes")
