@@ -215,9 +215,12 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     first = comparison.summary.first
-    said = [text.partition(": ")[2] for text in findings if first is not None and text.startswith(f"{first.op}.")][:1]
-    if first is not None and isinstance(comparison.target, Whole):
-        said += filter(None, [made_by(comparison.target, first.op)])
+    said: list[str] = []
+    if first is not None:
+        # What is said of its values comes before what is said of the module that it is called in.
+        for start in (f"{first.op}.", f"{comparison.target.parents.get(first.op)}: "):
+            said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
+        said += filter(None, [made_by(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""])
     if first is not None and said:
         first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)

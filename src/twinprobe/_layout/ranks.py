@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,11 @@ def fold_calls(dump: RankDump, micro: int) -> None:
                 op = parse_op(names[at])
                 dump.micro[at], call = divmod(op.call, each)
                 names[at] = op.renumbered(call)
+    _rename(dump, names)
+
+
+def _rename(dump: RankDump, names: list[str]) -> None:
+    run = dump.run
     renamed = dict(zip(run.ops, names, strict=True))
     parents = {renamed.get(name, name): None if above is None else renamed.get(above, above)
                for name, above in reversed(run.parents.items())}  # fmt: skip
@@ -162,6 +168,53 @@ def fold_calls(dump: RankDump, micro: int) -> None:
     dump.run = Run(run.path, run.task, run.level, run.framework, names, run.table, run.notes, recorded=recorded)
     dump.run.parents = dict(reversed(parents.items()))
     dump.run.stacks = stacks
+
+
+def align_calls(dumps: Sequence[RankDump]) -> list[str]:
+    """Give functions the numbers that they have on most ranks, where a rank makes a call more or less than others.
+
+    Such a call would move the numbers of all later ones. Returns what is said of them.
+    """
+    called = [_functions(dump.run) for dump in dumps]
+    forms = [[(around, [head for head, _ in calls]) for around, calls in own.items()] for own in called]
+    if all(form == forms[0] for form in forms):
+        return []
+    usual = max(forms, key=lambda form: (forms.count(form), -sum(len(heads) for _, heads in form)))
+    model = called[forms.index(usual)]
+    free = Counter(head for calls in model.values() for head, _ in calls)
+    said: list[str] = []
+    for dump, own, form in zip(dumps, called, forms, strict=True):
+        if form == usual:
+            continue
+        number: dict[tuple[str, int], int] = {}
+        for around, calls in own.items():
+            known = model.get(around, [])
+            heads = [head for head, _ in known], [head for head, _ in calls]
+            for word, start, stop, low, high in SequenceMatcher(None, *heads, autojunk=False).get_opcodes():
+                if word == "equal":
+                    pairs = zip(calls[low:high], known[start:stop], strict=True)
+                    number |= {call: other for call, (_, other) in pairs}
+                    continue
+                for head, call in calls[low:high]:
+                    number[head, call], free[head] = free[head], free[head] + 1
+                parts = ((calls[low:high], "calls", "do not"), (known[start:stop], "does not call", "do"))
+                said += [f"{around}: rank {dump.rank} {verb} {some[0][0].rstrip('.')} here, other ranks {end}"
+                         for some, verb, end in parts if some and around is not None]  # fmt: skip
+        names = []
+        for name, op in zip(dump.run.ops, dump.run.op_names, strict=True):
+            call = number.get((f"{op.prefix}.{op.body}.{op.cls}", op.call))
+            names.append(name if call is None else op.renumbered(call))
+        _rename(dump, names)
+    return said
+
+
+def _functions(run: Run) -> dict[str | None, list[tuple[str, int]]]:
+    """The functions that were called in each module, by name and number; those of collectives are linked otherwise."""
+    found: dict[str | None, list[tuple[str, int]]] = defaultdict(list)
+    for name, op in zip(run.ops, run.op_names, strict=True):
+        if not op.is_module and op.direction == FORWARD and op.call >= 0 and not COLLECTIVE.match(name):
+            found[run.parents.get(name)].append((f"{op.prefix}.{op.body}.{op.cls}", op.call))
+    return found
 
 
 def without_updates(run: Run) -> Run:

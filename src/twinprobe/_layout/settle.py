@@ -171,10 +171,10 @@ class _Side:
         for row in range(table.height):
             partner = self.partner.get(row)
             if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
-                if not self.optimizer:
-                    self._settle_value(row, partner)
-                elif not equal[row]:
+                if not equal[row] and (self.optimizer or self.kinds["max"][row] == FLOAT):
                     self._settle_setting(row, partner)
+                elif not self.optimizer:
+                    self._settle_value(row, partner)
             if kinds[row] != TENSOR or ops[row].startswith(_TOTAL_NORM):
                 continue
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
@@ -222,7 +222,7 @@ class _Side:
                 self.changes[stat][row] = totals[step] ** 0.5
 
     def _settle_setting(self, row: int, partner: int) -> None:
-        """A setting of an optimizer (its learning rate) that ranks do not share: one that is not golden's counts."""
+        """A setting (a learning rate, an epsilon) that ranks do not share: one that is not golden's counts."""
         goal = self.golden["max"][partner]
         wrong = [piece for piece in self.whole.pieces_of(row) if piece.stats[0] not in (None, goal)]
         if not wrong or self.kinds["max"][row] not in (FLOAT, INT):

@@ -21,7 +21,7 @@ from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
 from twinprobe._layout.pieces import AXES, Arithmetic, Piece, Shape, along, common_shape, load_whole, same
-from twinprobe._layout.ranks import RankDump, fold_calls
+from twinprobe._layout.ranks import RankDump, align_calls, fold_calls
 from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
@@ -96,6 +96,10 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
 
     stages: dict[int, list[tuple[tuple[int, ...], Run]]] = defaultdict(list)
     of_run: dict[int, RankDump] = {}
+    odd: list[str] = []
+    if layout.ep == micro == 1 and not path.name.startswith("optimizer"):  # else ranks and calls differ anyway
+        for stage in range(layout.pp):
+            odd += align_calls([dump for rank, dump in ranks.items() if layout.place(rank).pp == stage])
     for rank, dump in ranks.items():
         fold_calls(dump, micro)
         place = layout.place(rank)
@@ -132,6 +136,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
     whole.parents, whole.arrangement = parents, str(layout)
+    whole.findings += odd
     if routing:
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)
