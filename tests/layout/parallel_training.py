@@ -31,7 +31,7 @@ WIDTH, INNER, HEADS, LAYERS, WORDS, BATCH, LENGTH, EXPERTS, STEPS = 16, 32, 4, 2
 class Layout:
     """What a layer needs to know: its rank, how many there are, and the fault."""
 
-    kind, rank, ranks, fault, layers = "single", 0, 1, "none", LAYERS
+    kind, rank, ranks, fault, layers, experts = "single", 0, 1, "none", LAYERS, "experts"
 
     @classmethod
     def has(cls, fault: str, *, rank: int = -1) -> bool:
@@ -201,7 +201,7 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
-        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.add_module(Layout.experts, nn.ModuleList(Expert() for _ in range(EXPERTS)))
         self.last = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ class Experts(nn.Module):
         gate, chosen = gates.max(-1)
         if Layout.kind != "ep":
             y = torch.zeros_like(flat)
-            for number, expert in enumerate(self.experts):
+            for number, expert in enumerate(getattr(self, Layout.experts)):
                 at = (chosen == number).nonzero().squeeze(1)
                 y = y.index_copy(0, at, expert(flat[at]))
             return (y * gate.unsqueeze(1)).view_as(x)
@@ -226,7 +226,7 @@ class Experts(nn.Module):
         if Layout.has("expert_moved"):
             number = (number + 1) % local
         y = torch.zeros_like(arrived)
-        for at_expert, expert in enumerate(self.experts):
+        for at_expert, expert in enumerate(getattr(self, Layout.experts)):
             at = (number == at_expert).nonzero().squeeze(1)
             y = y.index_copy(0, at, expert(arrived[at]))
         y = AllToAll.apply(y, got, sent)
@@ -393,8 +393,8 @@ def fully_sharded_first(model: Model) -> nn.Module:
 def spread_experts(model: Model) -> None:
     local = EXPERTS // Layout.ranks
     for block in model.layers:
-        experts = block.mlp
-        experts.experts = nn.ModuleList(list(experts.experts)[Layout.rank * local : (Layout.rank + 1) * local])
+        own = list(getattr(block.mlp, Layout.experts))[Layout.rank * local : (Layout.rank + 1) * local]
+        setattr(block.mlp, Layout.experts, nn.ModuleList(own))
 
 
 def own_stage(model: Model) -> None:
@@ -447,9 +447,9 @@ def finish_gradients(model: nn.Module, micro: int) -> None:
     shared = {"cp": model.parameters(), "sp": (p for n, p in model.named_parameters() if "norm" in n or "position" in n
               or n.endswith(("o.bias", "down.bias")))}.get(Layout.kind, ())  # fmt: skip
     if Layout.kind == "ep":
-        shared = [p for n, p in model.named_parameters() if ".experts." not in n]
+        shared = [p for n, p in model.named_parameters() if f".{Layout.experts}." not in n]
         for name, parameter in model.named_parameters():
-            if ".experts." in name and parameter.grad is not None:
+            if f".{Layout.experts}." in name and parameter.grad is not None:
                 parameter.grad /= Layout.ranks
     for at, parameter in enumerate(shared):
         if Layout.fault in ("sp_gradient", "no_gradient_reduce") and at < 2:
@@ -481,6 +481,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     Layout.kind, Layout.rank, Layout.ranks, Layout.fault = base, rank, ranks, fault
     Layout.moe, Layout.dropout = "moe" in options or base == "ep", 0.25 if "dropout" in options else 0.0
     Layout.fused, Layout.biased = "fused" in options, "biased" in options
+    Layout.experts = "branches" if "branches" in options else "experts"
     Layout.layers = 2 * LAYERS if "deep" in options else LAYERS
     Layout.clip = 0.5 if "clip" in options else 0.0
     micro = 2 if base == "pp" or "micro" in options else 1

@@ -15,6 +15,7 @@ from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.origin import Divergence
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
@@ -26,11 +27,13 @@ from twinprobe._layout.ranks import (
     open_ranks,
     passes_of,
     recorded_world,
+    with_experts,
     without_recomputation,
 )
-from twinprobe._layout.settle import Settler
+from twinprobe._layout.settle import NO_UPDATE, TOTAL_NORM, Settler
 from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._layout.wrong_ranks import made_by, whose
+from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -214,17 +217,36 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             findings += run.findings
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
-    first = comparison.summary.first
+    first = _not_updated(comparison, findings) or comparison.summary.first
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
-        for start in (f"{first.op}.", f"{comparison.target.parents.get(first.op)}: "):
+        around = comparison.target.parents.get(first.op)
+        for start in (f"{first.op}.", f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         said += filter(None, [made_by(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""])
     if first is not None and said:
         first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
+
+
+def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:
+    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first."""
+    first = comparison.summary.first
+    if first is None or not first.op.startswith(TOTAL_NORM):
+        return None
+    known = set(comparison.target.ops)
+    lacking = [op for op in comparison.golden.ops if op not in known]
+    partly = [text.partition(".input.0: ")[0] for text in findings if text.endswith(NO_UPDATE)]
+    if not lacking and not partly:
+        return None
+    op = (lacking or partly)[0]
+    more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
+    alone = f"only golden updates this parameter{more}: no gradient reaches the target's optimizer"
+    sentence = alone if lacking else "a part of the gradient is missing"
+    return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
+                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
 
 
 def _grouped(findings: list[str]) -> list[str]:
@@ -283,12 +305,14 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
         if side.world == 1:
             layouts.append(Layout(1, 1, 1))
             continue
-        if text:
-            layout, how = layout_for(read_sizes(text), side.world, where), "as given"
-        else:
-            other = sides[1 - at]
+        layout, how = layout_for(read_sizes(text), side.world, where) if text else None, "as given"
+        if layout is None or layout.ep > 1:
+            other, ranks = sides[1 - at], open_ranks(side.files(DUMP), [])
             alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
-            layout, how = find_layout(open_ranks(side.files(DUMP), []), alone, side.world, where)
+            if layout is not None:
+                layout = with_experts(layout, ranks, alone)
+            else:
+                layout, how = find_layout(ranks, alone, side.world, where)
         layouts.append(layout)
         notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
     return layouts, notes, given

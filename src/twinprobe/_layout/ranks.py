@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from math import gcd
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout, layout_for
 from twinprobe._layout.pieces import Placement, Shape, read_placement
-from twinprobe._layout.stages import OPTIMIZER, experts_in
+from twinprobe._layout.stages import OPTIMIZER, experts_in, in_expert
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
@@ -42,6 +42,8 @@ class RankDump:
     micro: list[int]
     suffixes: pl.Series
     placements: dict[str, Placement] = field(default_factory=dict)
+    sharded: dict[str, Placement] = field(default_factory=dict)
+    """How the optimizer has the parameters, by their paths: modules that gather them have them whole."""
     header: dict[str, Any] = field(default_factory=dict)
 
 
@@ -90,6 +92,10 @@ def _take_placements(dump: RankDump) -> list[str]:
     shapes = dict(zip(dump.run.table["name"].to_list(), dump.run.table["shape"].to_list(), strict=True))
     for name, value in values.items():
         if name not in shapes:
+            if name.startswith(OPTIMIZER) and name.endswith(".parameters.before") and isinstance(value, dict):
+                found = read_placement(value, tuple(value.get("global_shape") or ()))
+                path = parse_op(name.removesuffix(".parameters.before")).body.rpartition(".")[0]
+                dump.sharded |= {bare_path(path): found} if isinstance(found, Placement) else {}
             continue
         found = read_placement(value, dims(shapes[name]) or ())
         if isinstance(found, str):
@@ -320,7 +326,7 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     sizes = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
     sizes = {name: size for name, size in sizes.items() if isinstance(size, int) and name in ("tp", "pp", "cp", "ep")}
     if any(size > 1 for size in sizes.values()):
-        return layout_for(sizes, world, where), "recorded"
+        return with_experts(layout_for(sizes, world, where), ranks, other), "recorded"
     sizes = {}
     pipeline: dict[str, Any] = next((one for header in headers if isinstance(one := header.get("pipeline"), dict)), {})
     if isinstance(pipeline.get("stages"), int) and world % max(1, pipeline["stages"]) == 0:
@@ -328,8 +334,7 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     named = _mesh_sizes(headers)
     if other is None and not named and not sizes:
         raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
-    if other is not None:
-        _compare_shapes(list(ranks.values()), other, world, sizes)
+    lists = _compare_shapes(list(ranks.values()), other, world, sizes) if other is not None else ()
     for name, size in named.items():
         sizes[name] = max(sizes.get(name, 1), size)
     model = 1
@@ -339,7 +344,8 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
         told = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise BadInput(f"its {world} ranks look like {told}, which does not multiply to them", where=where,
                        hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
-    return layout_for(sizes, world, where), "recorded" if named and other is None else "found"
+    layout = replace(layout_for(sizes, world, where), experts=lists)
+    return layout, "recorded" if named and other is None else "found"
 
 
 def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> list[str]:
@@ -365,22 +371,9 @@ def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | N
     if tokens and goal and layout.cp > 1 and tokens[1] == goal[1]:
         found.append(f"context parallel ranks hold parts of sequences, but rank {first.rank} was given {list(tokens)}, "
                      f"and the other run {list(goal)}")  # fmt: skip
-    if layout.ep > 1 and own and not experts_in(first.run.ops):
+    if layout.ep > 1 and own and not experts_in(first.run.ops, layout.experts):
         found.append("expert parallel ranks hold some of the experts, but no list of experts was recorded")
     return found
-
-
-def shard_groups(header: Mapping[str, Any]) -> list[list[int]]:
-    """The ranks along the last dimension of the one device mesh that a run has; none where there are several."""
-    meshes = header.get("meshes")
-    if not isinstance(meshes, dict) or len(meshes) != 1:
-        return []
-    try:
-        mesh = np.asarray(msgspec.json.decode(next(iter(meshes))))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
-        return []
-    fits = mesh.dtype.kind in "iu" and mesh.ndim and mesh.size
-    return mesh.reshape(-1, mesh.shape[-1]).tolist() if fits else []
 
 
 def _mesh_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -407,14 +400,71 @@ def _shape_of(mesh: Any) -> list[int]:
     return shape
 
 
-def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> None:
+_ITEM = re.compile(r"(?<=\.)(\w+)\.(\d{1,18})(?=\.)")
+
+
+def expert_lists(ranks: Mapping[int, RankDump], other: Run | None) -> tuple[str, ...]:
+    """Lists of modules that are experts by what they hold, whatever their name: each rank has some of them.
+
+    The other run's list is several times as long. Its items have the same parameters on every rank, with other values;
+    what is around them is the same everywhere, so these are no layers of pipeline stages.
+    """
+    if other is None or len(ranks) < 2:
+        return ()
+    counts: list[dict[str, set[int]]] = []
+    runs = [dump.run for dump in ranks.values()]
+    for run in (other, *runs):
+        found: dict[str, set[int]] = defaultdict(set)
+        for name in run.ops:
+            for item in _ITEM.finditer(name) if parse_op(name).is_module else ():
+                found[item[1]].add(int(item[2]))
+        counts.append(found)
+    whole, *local = counts
+    lists = []
+    for name, numbers in whole.items():
+        sizes = {len(one.get(name, ())) for one in local}
+        size = min(sizes)
+        fewer = len(sizes) == 1 and size and len(numbers) % size == 0 and 1 < len(numbers) // size <= len(ranks)
+        if fewer and name not in ("experts", "local_experts") and _differ_inside_only(runs, name):
+            lists.append(name)
+    return tuple(lists)
+
+
+def with_experts(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> Layout:
+    """A layout whose sizes are known, with the lists of experts that are not called so."""
+    return replace(layout, experts=expert_lists(ranks, other)) if layout.ep > 1 else layout
+
+
+def _differ_inside_only(runs: Sequence[Run], name: str) -> bool:
+    """Whether the parameters of ranks differ in the items of a list, and agree outside of it."""
+    import polars as pl
+
+    sides: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
+    for run in runs:
+        rows = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+        values = {key: (shape, norm) for key, shape, norm in rows.select("name", "shape", "norm").iter_rows()}
+        for at, inside in enumerate((True, False)):
+            sides[at].append({key: value for key, value in values.items() if (f".{name}." in key) == inside})
+    items, others = sides
+    shapes = [Counter(shape for shape, _ in one.values()) for one in items]
+    # A copy that differs is a finding, not a sign of another layout.
+    same = [sum(value == others[0].get(key) for key, value in one.items()) for one in others]
+    alike = all(
+        one.keys() == others[0].keys() and 2 * count > len(one) for one, count in zip(others, same, strict=True)
+    )
+    return alike and all(one == shapes[0] for one in shapes) and all(one != items[0] for one in items[1:])
+
+
+def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> tuple[str, ...]:
+    """Find the sizes that are not known; returns lists of experts that are not called so."""
     whole = parameter_shapes(other)
     own = [parameter_shapes(dump.run) for dump in dumps]
+    lists = expert_lists({dump.rank: dump for dump in dumps}, other)
     if "pp" not in sizes:
-        stages = {frozenset(shapes) for shapes in own}
+        stages = {frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in own}
         alone = len(stages) > 1 and all(len(shapes) < len(whole) for shapes in own)
         sizes["pp"] = len(stages) if alone else 1
-    experts, local = (experts_in(names) for names in (other.ops, dumps[0].run.ops))
+    experts, local = (experts_in(names, lists) for names in (other.ops, dumps[0].run.ops))
     for name, numbers in experts.items():
         if numbers and local.get(name) and len(numbers) % len(local[name]) == 0:
             sizes["ep"] = max(sizes.get("ep", 1), len(numbers) // len(local[name]))
@@ -426,3 +476,4 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
     tokens, goal = token_shape(dumps[0].run), token_shape(other)
     if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
         sizes["cp"] = goal[1] // tokens[1]
+    return lists

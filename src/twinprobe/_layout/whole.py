@@ -105,7 +105,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         place = layout.place(rank)
         stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
         of_run[id(dump.run)] = dump
-    names = StageNames(chunks=layout.vpp > 1)
+    names = StageNames(chunks=layout.vpp > 1, lists=layout.experts)
     parts: list[Part] = []
     for chunk in range(layout.vpp):
         for stage in sorted(stages):
@@ -167,8 +167,8 @@ def _routing(parents: Mapping[str, str | None], layout: Layout) -> set[str]:
     """
     around: set[str | None] = set()
     if layout.ep > 1:
-        inside = {above for name, above in parents.items() if above is not None and in_expert(name, {})}
-        around |= {name for name in inside if not in_expert(name, {})}
+        inside = {above for name, above in parents.items() if above is not None and in_expert(name, {}, layout.experts)}
+        around |= {name for name in inside if not in_expert(name, {}, layout.experts)}
     if layout.tp > 1:
         around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
     return {name for name, above in parents.items() if above in around and not is_module(name)}

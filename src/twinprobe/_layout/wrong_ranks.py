@@ -8,7 +8,7 @@ a piece that holds more than the whole may hold.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import dims, epsilon
-from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together
-from twinprobe._layout.ranks import shard_groups
+from twinprobe._align.calls import bare_path, dims, epsilon
+from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together, same
+from twinprobe._layout.ranks import RankDump
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
+from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.sketches import BLOCKS, SHARD
 from twinprobe._runs.table import PARAMETER, STATS
@@ -32,6 +33,8 @@ from twinprobe.errors import TwinProbeError
 
 _CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
+# Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
+_SAME_MEAN, _APART = 1e-6, 1e-4
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
 
@@ -59,8 +62,12 @@ def whose(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | N
 
 
 def _shards(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    return f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else f"the shards of ranks {shown} differ"
+    return f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else f"the shards of ranks {numbers_of(ranks)} differ"
+
+
+def numbers_of(ranks: Sequence[int]) -> str:
+    """The first of so many ranks."""
+    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
 
 
 def made_by(whole: Whole, op: str) -> str:
@@ -71,8 +78,50 @@ def made_by(whole: Whole, op: str) -> str:
         return ""
     stages = {whole.layout.place(rank).pp for rank in ranks}
     stage = f" (pipeline stage {min(stages)})" if whole.layout.pp > 1 and len(stages) == 1 else ""
-    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    return f"made by rank{'s' * (len(ranks) > 1)} {shown}{stage} alone"
+    return f"made by rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}{stage} alone"
+
+
+def odd_copies(
+    groups: Sequence[Sequence[Piece]], goal: Sequence[float | None] | None, members: Mapping[int, Sequence[int]]
+) -> tuple[str, Piece]:
+    """Which copies differ, in words: from the other side's value, or from most others; and the first group's worst.
+
+    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy.
+    """
+    group = groups[0]
+
+    def distance(piece: Piece) -> float:
+        if goal is not None:
+            pairs = [(one, other) for one, other in zip(piece.stats, goal, strict=True) if None not in (one, other)]
+            return max((abs(one - other) for one, other in pairs), default=0.0)  # type: ignore[operator]
+        return -sum(same([piece, one]) for own in groups if piece in own for one in own)
+
+    best, odd = min(group, key=distance), max(group, key=distance)
+    scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
+    if goal is not None and distance(best) > 1e-5 * scale:
+        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group)
+        if not parts:
+            return f"the copies of ranks {ranks} differ, and none is golden's", odd
+        adds = "adds them up" if parts == "sum" else "averages them"
+        return f"golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}", odd
+    wrong: set[int] = set()
+    for own in groups:
+        good = min(own, key=distance)
+        wrong |= {rank for one in own if not same([one, good]) for rank in members.get(one.rank, [one.rank])}
+    return (f"rank {numbers_of(sorted(wrong))}'s replica differs from the others" if wrong else ""), odd
+
+
+def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
+    """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
+    high, low, mean, _ = goal
+    means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
+    if high is None or low is None or mean is None or len(means) < len(group):
+        return ""
+    scale = max(abs(high), abs(low))
+    if any(abs(own - mean) <= _APART * scale for own in means):
+        return ""
+    found = {"sum": sum(means), "mean": sum(means) / len(means)}
+    return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
 
 
 def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:
@@ -115,9 +164,9 @@ def _by_elements(whole: Whole, row: int, other: Run, files: tuple[str, str]) -> 
 
 
 def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
-    """The ranks whose shards of a parameter are wrong, of which each rank of a mesh's row gathered the whole.
+    """The ranks whose shards of a parameter are wrong, of which each of them gathered the whole.
 
-    Fully sharded parameters are cut along their first dimension, over the last dimension of their mesh.
+    Parameters that are fully sharded are cut along their first dimension, over one dimension of their mesh.
     """
     goal, shape = _sketch(other, other.table["name"][partner]), dims(other.table["shape"][partner])
     if goal is None or not shape or isinstance(other, Whole):
@@ -125,9 +174,11 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
     close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
     of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
     length, wrong = block_length(prod(shape)), set()
-    for group in shard_groups(whole.ranks[min(whole.ranks)].header):
-        own = _sketch(whole.ranks[group[0]].run, of_rank[group[0]]) if group[0] in of_rank else None
-        if own is None or own["whole"] != goal["whole"] or len(group) < 2:
+    call = parse_op(whole.pieces["op"][row])
+    path = f"{bare_path(call.body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    for group in dict.fromkeys(_shard_group(whole.ranks[rank], path) for rank in of_rank):
+        own = _sketch(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
+        if own is None or own["whole"] != goal["whole"]:
             return []
         share = -(-shape[0] // len(group)) * prod(shape[1:])
         inside: dict[int, list[bool]] = defaultdict(list)  # whether the blocks that lie in one shard differ
@@ -145,6 +196,16 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
             return []
         wrong |= {group[shard] for shard in odd}
     return sorted(wrong) if len(wrong) < len(whole.ranks) else []
+
+
+def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
+    """The ranks that have the shards of a parameter, in their order; none where it is not cut so."""
+    placement = dump.sharded.get(path)
+    if placement is None or sorted(placement.ways)[-1] or sum(way >= 0 for way in placement.ways) != 1:
+        return ()
+    mesh = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+    lines = np.moveaxis(mesh, placement.ways.index(0), -1).reshape(-1, mesh.shape[placement.ways.index(0)])
+    return next((tuple(line) for line in lines.tolist() if dump.rank in line), ())
 
 
 def _far(one: float, other: float) -> float:
