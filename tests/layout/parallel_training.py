@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn import functional
@@ -479,17 +480,15 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     torch.set_num_threads(1)
     base, *options = kind.split("+")
     Layout.kind, Layout.rank, Layout.ranks, Layout.fault = base, rank, ranks, fault
-    Layout.moe, Layout.dropout = "moe" in options or base == "ep", 0.25 if "dropout" in options else 0.0
-    Layout.fused, Layout.biased = "fused" in options, "biased" in options
+    Layout.moe, Layout.fused, Layout.biased = "moe" in options or base == "ep", "fused" in options, "biased" in options
+    Layout.dropout = 0.25 if "dropout" in options else 0.0
     Layout.experts = "branches" if "branches" in options else "experts"
     Layout.layers = 2 * LAYERS if "deep" in options else LAYERS
     Layout.clip = 0.5 if "clip" in options else 0.0
-    micro = 2 if base == "pp" or "micro" in options else 1
-    Layout.mixed = "mixed" in options
+    micro, Layout.mixed = 2 if base == "pp" or "micro" in options else 1, "mixed" in options
     grouped = ranks > 1 or base == "fsdp2"  # of one rank
     if grouped:
-        meeting = f"file://{output}.meet"
-        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+        dist.init_process_group("gloo", init_method=f"file://{output}.meet", rank=rank, world_size=ranks)
     torch.manual_seed(7)
     model: Any = Model()
     prepare: dict[str, Callable[[Any], Any]] = {
@@ -503,6 +502,8 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     if base in prepare:
         model = prepare[base](model) or model
+    if "hook" in options:
+        model.register_comm_hook(None, fp16_compress_hook)
     if "compile" in options:
         model = torch.compile(model, backend="aot_eager")
     if Layout.has("replica_differs"):

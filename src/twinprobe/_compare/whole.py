@@ -20,6 +20,7 @@ from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
+    REDUCTION,
     RankDump,
     calls_per_module,
     contradictions,
@@ -151,18 +152,31 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     match = options.match
     if job.target.name == OPTIMIZER_FILE:
         match = match_names  # parameters have one name on every rank, but no order
-        runs[0].settings[PRODUCT_PRECISION] = max(map(_product_precision, job.ranks), default=0.0)
+        precisions = [_gradient_precision(side) for side in job.ranks]
+        runs[0].settings[PRODUCT_PRECISION] = max(precision for precision, _ in precisions)
+        if precisions[0][1] != precisions[1][1]:
+            words = [f"{side}: gradients are reduced in {dtype}, and judged by its precision"
+                     for side, (_, dtype) in zip(("target", "golden"), precisions, strict=True) if dtype]  # fmt: skip
+            notes = [*words, *notes]
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     return with_findings(comparison, notes, lost)
 
 
-def _product_precision(side: StepRanks) -> float:
-    """The epsilon of the type in which the ranks of a step compute their matrix products; 0 where it is not known."""
+def _gradient_precision(side: StepRanks) -> tuple[float, str]:
+    """The epsilon of the coarsest type in which the ranks of a step compute gradients; 0 where it is not known.
+
+    They come from matrix products, and go through collectives: hooks that compress them (of DDP) take a type of 16
+    bits, which is told as well if it is coarser than that of the products.
+    """
     for file in side.files(DUMP).values():
         with suppress(TwinProbeError):
             table = open_run(file).table
-            return max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
-    return 0.0
+            products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
+            reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
+            dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in reduced["dtype"].unique().to_list()}
+            coarsest = max(dtypes, default=0.0)
+            return max(products, coarsest), dtypes[coarsest] if coarsest > products else ""
+    return 0.0, ""
 
 
 def open_wholes(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LAYOUT_FILE = "layout.json"
 COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
+REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
