@@ -358,17 +358,17 @@ def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | N
     known |= {"pp": stages[0]} if stages and stages[0] else {}
     found = [f"the ranks recorded {name}={known[name]}" for name in ("tp", "pp", "cp", "ep")
              if isinstance(known.get(name), int) and known[name] != layout.size(name)]  # fmt: skip
-    first, *others = ranks.values()
-    own = parameter_shapes(first.run)
-    if layout.pp > 1 and not found and own and all(parameter_shapes(dump.run) == own for dump in others):
-        found.append(f"the ranks of pipeline stages hold other layers, but all have the same {len(own)} parameters")
     if other is None or found:
         return found
-    whole, tokens, goal = parameter_shapes(other), token_shape(first.run), token_shape(other)
+    first = next(iter(ranks.values()))
+    own, whole = parameter_shapes(first.run), parameter_shapes(other)
+    tokens, goal = token_shape(first.run), token_shape(other)
+    if layout.pp > 1 and whole and whole.keys() <= own.keys():
+        found.append(f"pipeline stages hold some layers, but rank {first.rank} has all {len(whole)} parameters")
     common = [name for name in own if name in whole and len(own[name]) == len(whole[name])]
     placed = any(dump.placements for dump in ranks.values())
     if layout.tp > 1 and common and not placed and all(own[name] == whole[name] for name in common):
-        found.append(f"tensor parallel ranks hold parts of parameters, but all {len(common)} are whole on rank 0")
+        found.append(f"tensor parallel ranks hold parts of parameters, but rank {first.rank} has whole ones")
     if tokens and goal and layout.cp > 1 and tokens[1] == goal[1]:
         found.append(f"context parallel ranks hold parts of sequences, but rank {first.rank} was given {list(tokens)}, "
                      f"and the other run {list(goal)}")  # fmt: skip
