@@ -135,6 +135,16 @@ def test_a_bias_that_is_added_later_is_not_blamed(
 
 
 @pytest.mark.slow
+def test_gradients_that_are_reduced_in_16_bits_are_judged_by_these(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = compared(trained("ddp+hook", 2, "mix"), trained("single", 1, "mix"), tmp_path, capsys)
+    assert_agreement(document)
+    said = "target: gradients are reduced in float16, and judged by its precision"
+    assert said in document["by_name"]["step0/optimizer"]["notes"]
+
+
+@pytest.mark.slow
 def test_the_rank_of_a_stale_shard_is_named(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +222,7 @@ FAULTS = [
     ("hsdp", "no_replica_reduce", "step0/optimizer", "embedding.weight", ""),  # torch keeps the gradients back
     ("hsdp", "scaled:2:layers.1.mlp.up.weight:1.5", "step0/whole", "layers.1.mlp.up", "rank 2"),
     ("pp", "scaled:1:layers.0.mlp.up.weight:1.25", "step0/whole", "layers.1.mlp.up", "stage 1"),
-    ("pp", "second_micro_batch", "step0/whole", "layers.0.norm2", "micro batch 1"),
+    ("pp", "second_call", "step0/whole", "layers.0.norm2", "micro batch 0"),
     ("ep", "scaled:0:layers.1.mlp.experts.1.down.bias:3", "step0/whole", "layers.1.mlp.experts.1.down", "rank 0"),
     ("ep", "returned_in_order", "step0/whole", "layers.1.mlp", "rank 0"),
     ("cp", "mask_shifted", "step0/whole", "layers.1.attention", "rank 0"),

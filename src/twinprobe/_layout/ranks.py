@@ -209,8 +209,8 @@ def align_calls(dumps: Sequence[RankDump]) -> list[str]:
                          for some, verb, end in parts if some and around is not None]  # fmt: skip
         names = []
         for name, op in zip(dump.run.ops, dump.run.op_names, strict=True):
-            call = number.get((f"{op.prefix}.{op.body}.{op.cls}", op.call))
-            names.append(name if call is None else op.renumbered(call))
+            moved = number.get((f"{op.prefix}.{op.body}.{op.cls}", op.call))
+            names.append(name if moved is None else op.renumbered(moved))
         _rename(dump, names)
     return said
 
