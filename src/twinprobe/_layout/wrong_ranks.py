@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together, same
-from twinprobe._layout.ranks import RankDump
+from twinprobe._layout.ranks import REDUCTION, RankDump
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
@@ -35,6 +35,7 @@ _CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16,
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
+_MEASURES = ("block_norm", "block_max")
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
 
@@ -45,12 +46,17 @@ def whose(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | N
     """
     pieces = whole.pieces_of(row)
     if max(whole.ways.get(row, (-1,))) < 0 and not any(whole.placements_of(row)):  # copies, or parts of a sum
-        ranks = _gathered_from(whole, row, other, partner) if whole.table["role"][row] == PARAMETER else []
-        return f"{_shards(ranks)}, which is gathered" if ranks else ""
+        if whole.table["role"][row] == PARAMETER:
+            ranks = _gathered_from(whole, row, other, partner)
+            return f"{_shards(ranks)}, which is gathered" if ranks else ""
+        ranks = _by_summands(whole, row, other, partner)
+        return f"rank {numbers_of(ranks)}'s part of the sum differs" if ranks else ""
     if None not in files:
         wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
     else:
-        wrong = _by_blocks(whole, row, other, partner) or _by_statistics(pieces, other, partner)
+        wrong = _by_blocks(whole, row, other, partner)
+        if not wrong and whole.table["role"][row] == PARAMETER:  # outputs may be too large for what was given to them
+            wrong = _by_statistics(pieces, other, partner)
     if not wrong or len(wrong) == len(pieces):
         return ""
     ranks = sorted({pieces[at].rank for at in wrong})
@@ -185,7 +191,7 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
         across: list[set[int]] = []  # the shards that meet in other blocks that differ
         for block in range(-(-prod(shape) // length)):
             differs = any(_far(float(own[name][block]), float(goal[name][block])) > close
-                          for name in ("block_norm", "block_max"))  # fmt: skip
+                          for name in _MEASURES)  # fmt: skip
             shards = {block * length // share, (min((block + 1) * length, prod(shape)) - 1) // share}
             if len(shards) == 1:
                 inside[min(shards)].append(differs)
@@ -196,6 +202,33 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
             return []
         wrong |= {group[shard] for shard in odd}
     return sorted(wrong) if len(wrong) < len(whole.ranks) else []
+
+
+def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
+    """The ranks whose parts of a recorded reduction are wrong, where others have nothing but zeros in a block.
+
+    So it is with tables of words: each rank looks up its own, and gives zeros for those of others.
+    """
+    pieces, goal = whole.pieces_of(row), _sketch(other, other.table["name"][partner])
+    dumps = [whole.ranks[piece.rank] for piece in pieces]
+    if goal is None or isinstance(other, Whole):
+        return []
+    # Calls inside of tables of words are no part of the whole run, so the ranks are asked.
+    table = dumps[0].run.table
+    results = table.filter(table["name"].str.contains(REDUCTION + r".*\.output\.0$"))
+    alike = [name for name, *stats in results.select("name", *STATS).iter_rows() if tuple(stats) == pieces[0].stats]
+    own = [_sketch(dump.run, alike[0].replace(".output.", ".input.")) for dump in dumps] if alike else []
+    if not own or any(one is None or one["whole"] != goal["whole"] for one in own):
+        return []
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    alone: dict[int, bool] = {}
+    for block in range(BLOCKS):
+        owners = [at for at, one in enumerate(own) if one["block_norm"][block] > 0]
+        if len(owners) == 1:
+            pairs = [(float(own[owners[0]][name][block]), float(goal[name][block])) for name in _MEASURES]
+            alone[owners[0]] = alone.get(owners[0], False) or any(_far(*pair) > close for pair in pairs)
+    wrong = sorted(pieces[at].rank for at, differs in alone.items() if differs)
+    return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
 
 
 def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
