@@ -175,7 +175,7 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
     Parameters that are fully sharded are cut along their first dimension, over one dimension of their mesh.
     """
     goal, shape = _sketch(other, other.table["name"][partner]), dims(other.table["shape"][partner])
-    if goal is None or not shape or isinstance(other, Whole):
+    if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
         return []
     close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
     of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
@@ -249,16 +249,19 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
     goal = _sketch(other, other.table["name"][partner])
     own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
-    if goal is None or not shape or isinstance(other, Whole) or any(one is None for one in own):
+    if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
         return set()
     rows = _rows_of_pieces(whole, row, pieces, shape)
-    if rows is None:
+    fits = [one is not None and one["count"] == prod(piece.shape or ()) and one["whole"] in (one["count"], goal["whole"])
+            for one, piece in zip(own, pieces, strict=True)]  # fmt: skip
+    if rows is None or not all(fits):
         return set()
     inner, places = rows
     close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
     alone: dict[int, float] = {}  # how far the blocks are that one piece makes up
     shared: list[set[int]] = []  # who makes up other blocks that differ
-    for golden_blocks, own_blocks in _same_elements(own, inner, places, prod(shape)):
+    used: set[int] = set()
+    for golden_blocks, own_blocks in _same_elements(own, inner, places, int(goal["whole"])):
         owners = {at for at, _ in own_blocks}
         mine = [(float(own[at]["block_norm"][block]), float(own[at]["block_max"][block])) for at, block in own_blocks]
         theirs = [(float(goal["block_norm"][block]), float(goal["block_max"][block])) for block in golden_blocks]
@@ -268,6 +271,7 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
             (max(most for _, most in mine), max(most for _, most in theirs)),
         ):
             gap = max(gap, _far(one, its))
+        used |= owners
         if len(owners) == 1:
             (at,) = owners
             alone[at] = max(gap, alone.get(at, 0.0))
@@ -275,7 +279,6 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
             shared.append(owners)
     worst = max(alone.values(), default=0.0)
     wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
-    used = {at for _, own_blocks in _same_elements(own, inner, places, prod(shape)) for at, _ in own_blocks}
     unknown = used - set(alone) or any(not owners & wrong for owners in shared)
     return set() if unknown or wrong == used else wrong
 
@@ -314,7 +317,10 @@ def _rows_of_pieces(
     found = put_together(blocks, way, whole.arithmetic.get(row, PLAIN)) if blocks else None
     if found is None or found.recipe is None:
         return None
-    places = np.asarray(load_whole(whole.tensor_folder, found.recipe, rows_of).data[:])
+    try:
+        places = np.asarray(load_whole(whole.tensor_folder, found.recipe, rows_of).data[:])
+    except TwinProbeError:
+        return None
     fits = places.dtype == np.int64 and places.size == prod(shape[:depth])  # parts of a sum are nobody's
     return (prod(shape[depth:]), places) if fits else None
 
