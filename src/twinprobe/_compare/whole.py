@@ -287,7 +287,9 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
     run = comparison.target
     place = {name: at for at, name in enumerate(run.ops)}
     asked: dict[int, bool] = {}  # rows, and whether their calls took a value that was wrong already
-    for call in [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]:
+    suspects = [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]
+    first = suspects[0] if suspects else -1
+    for call in suspects:
         own = (of_row == call) & differs
         # A function is given the parameters of the module around it.
         around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
@@ -301,7 +303,8 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
             # Without tensors, ranks that hold nothing conspicuous may be wrong too if all of them took a wrong value.
             if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
                 continue
-            words = whose(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
+            later = role[row] == OUTPUT and of_row[row] != first
+            words = whose(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files, inherited=later)
             found += [f"{pairs[f'{side}_name'][row]}: {words}"] if words else []
     return found
 

@@ -39,10 +39,13 @@ _MEASURES = ("block_norm", "block_max")
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
 
-def whose(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | None, str | None]) -> str:
+def whose(
+    whole: Whole, row: int, other: Run, partner: int, files: tuple[str | None, str | None], *, inherited: bool = False
+) -> str:
     """Whose pieces of a differing value are wrong, in words; nothing where all are, or where it cannot be known.
 
-    ``files`` are those of this side and of the other, if both kept their tensors.
+    ``files`` are those of this side and of the other, if both kept their tensors. ``inherited``: its call may have been
+    given wrong values on all ranks.
     """
     pieces = whole.pieces_of(row)
     if max(whole.ways.get(row, (-1,))) < 0 and not any(whole.placements_of(row)):  # copies, or parts of a sum
@@ -55,7 +58,7 @@ def whose(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | N
         wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
     else:
         wrong = _by_blocks(whole, row, other, partner)
-        if not wrong and whole.table["role"][row] == PARAMETER:  # outputs may be too large for what was given to them
+        if not wrong and not inherited:
             wrong = _by_statistics(pieces, other, partner)
     if not wrong or len(wrong) == len(pieces):
         return ""
@@ -252,9 +255,10 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
         return set()
     rows = _rows_of_pieces(whole, row, pieces, shape)
-    fits = [one is not None and one["count"] == prod(piece.shape or ()) and one["whole"] in (one["count"], goal["whole"])
-            for one, piece in zip(own, pieces, strict=True)]  # fmt: skip
-    if rows is None or not all(fits):
+    sizes = [prod(piece.shape or ()) for piece in pieces]
+    fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
+               for one, size in zip(own, sizes, strict=True))  # fmt: skip
+    if rows is None or not fits:
         return set()
     inner, places = rows
     close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
