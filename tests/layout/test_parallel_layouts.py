@@ -231,6 +231,14 @@ FAULTS = [
     ("tp", "scaled:0:layers.1.mlp.up.bias:0", "step0/whole", "layers.1.mlp.up", "rank 0"),
     ("megatron", "frozen:0:layers.1.mlp.down.weight", "step0/optimizer", "layers.1.mlp.down.weight", "rank 0"),
     ("2d", "scaled:2:layers.0.norm1.weight:1.5", "step0/whole", "layers.0.norm1", "rank 2"),
+    ("ddp", "scaled:0:layers.0.mlp.down.weight:1.1", "step0/whole", "layers.0.mlp.down", "rank 0"),
+    ("megatron", "scaled:0:layers.1.attention.o.weight:0.5", "step0/whole", "layers.1.attention.o", "rank 0"),
+    ("sp", "scaled:0:layers.0.mlp.up.bias:3", "step0/whole", "layers.0.mlp.up", "rank 0"),
+    ("pp", "frozen:0:layers.0.attention.v.weight", "step0/optimizer", "layers.0.attention.v.weight", "stage 0"),
+    ("ep", "scaled:1:layers.0.mlp.experts.0.up.weight:0.5", "step0/whole", "layers.0.mlp.experts.2.up", "rank 1"),
+    ("fsdp2+clip", "scaled:1:layers.1.mlp.down.weight:0.75", "step0/whole", "layers.1.mlp.down", "rank 1"),
+    ("hsdp", "scaled:3:embedding.weight:0.5", "step0/whole", "embedding", "rank 3"),
+    ("tp", "scaled:1:layers.0.attention.v.weight:0.5", "step0/whole", "layers.0.attention.v", "rank 1"),
 ]
 RANKS = {"hsdp": 4, "2d": 4}
 

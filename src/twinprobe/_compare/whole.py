@@ -236,7 +236,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
         around = comparison.target.parents.get(first.op)
-        for start in (f"{first.op}.", f"{around}: ", f"{around}.parameters."):
+        for start in (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         said += filter(None, [made_by(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""])
     if first is not None and said:
