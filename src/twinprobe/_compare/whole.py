@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
+from operator import eq
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,9 @@ from twinprobe._layout.ranks import (
     without_recomputation,
 )
 from twinprobe._layout.settle import NO_UPDATE, TOTAL_NORM, Settler
+from twinprobe._layout.stages import OPTIMIZER
 from twinprobe._layout.whole import Whole, make_whole
-from twinprobe._layout.wrong_ranks import made_by, whose
+from twinprobe._layout.wrong_ranks import only_on, whose
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -238,7 +240,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
         around = comparison.target.parents.get(first.op)
         for start in (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
-        said += filter(None, [made_by(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""])
+        alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
+        said += [f"made by {alone} alone"] if alone else []
     if first is not None and said:
         first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
@@ -259,6 +262,12 @@ def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | No
     more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
     alone = f"only golden updates this parameter{more}: no gradient reaches the target's optimizer"
     sentence = alone if lacking else "a part of the gradient is missing"
+    if lacking and isinstance(comparison.target, Whole) and known:
+        # What is called most alike lies where it does.
+        path = op.split(".")
+        near = max(comparison.target.ops, key=lambda name: [*map(eq, name.split("."), path), False].index(False))
+        place = only_on(comparison.target, near)
+        sentence += f"; {near.removeprefix(OPTIMIZER).rsplit('.', 3)[0]} is on {place}" if place else ""
     return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
                    module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
 

@@ -79,15 +79,15 @@ def numbers_of(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
 
 
-def made_by(whole: Whole, op: str) -> str:
-    """Which ranks make a call that others do not make: those of a pipeline stage, those that hold an expert."""
+def only_on(whole: Whole, op: str) -> str:
+    """The ranks that make a call which others do not make: those of a pipeline stage, those that hold an expert."""
     rows = np.flatnonzero((whole.pieces["op"] == op).to_numpy())
     ranks = sorted({piece.rank for row in rows.tolist() for piece in whole.pieces_of(row)})
     if not ranks or len(ranks) == len(whole.ranks):
         return ""
     stages = {whole.layout.place(rank).pp for rank in ranks}
     stage = f" (pipeline stage {min(stages)})" if whole.layout.pp > 1 and len(stages) == 1 else ""
-    return f"made by rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}{stage} alone"
+    return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}{stage}"
 
 
 def odd_copies(
