@@ -232,7 +232,7 @@ FAULTS = [
     ("megatron", "frozen:0:layers.1.mlp.down.weight", "step0/optimizer", "layers.1.mlp.down.weight", "rank 0"),
     ("2d", "scaled:2:layers.0.norm1.weight:1.5", "step0/whole", "layers.0.norm1", "rank 2"),
     ("ddp", "scaled:0:layers.0.mlp.down.weight:1.1", "step0/whole", "layers.0.mlp.down", "rank 0"),
-    ("megatron", "scaled:0:layers.1.attention.o.weight:0.5", "step0/whole", "layers.1.attention.o", "rank 0"),
+    ("megatron", "scaled:0:layers.1.attention.o.weight:0.5", "step0/whole", "layers.1.attention.o", ""),  # columns
     ("sp", "scaled:0:layers.0.mlp.up.bias:3", "step0/whole", "layers.0.mlp.up", "rank 0"),
     ("pp", "frozen:0:layers.0.attention.v.weight", "step0/optimizer", "layers.0.attention.v.weight", "stage 0"),
     ("ep", "scaled:1:layers.0.mlp.experts.0.up.weight:0.5", "step0/whole", "layers.0.mlp.experts.2.up", "rank 1"),
