@@ -267,5 +267,6 @@ def test_a_planted_fault_is_named(
     )
     module, words = what_is_named(document["by_name"][result], guilty, clue)
     assert module
-    # Only collectives that were recorded can be named.
-    assert words or not clue or (level == "L0" and clue in (SUM, "all_reduce"))
+    # Only collectives that were recorded can be named, and what they were given.
+    untold = clue in (SUM, "all_reduce") or fault in ("vocabulary_offset", "expert_moved")
+    assert words or not clue or (level == "L0" and untold)
