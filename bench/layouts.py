@@ -100,13 +100,13 @@ def trainings(folder: Path) -> None:
     """Every layout of the tests against its twin: how many rows pass, and whether anything is blamed."""
     rows = []
     for kind, twin in _tests().TWINS.items():
-        results = _compared(folder, kind, twin).values()
-        passed, blamed = (
-            sum(one["verdicts"]["pass"] for one in results),
-            sum(one["first"] is not None for one in results),
-        )
-        rows.append([kind, twin, f"{passed:,}", f"{sum(one['verdicts']['error'] for one in results):,}", str(blamed)])
-    table("trainings against one process", ["layout", "twin", "rows that pass", "errors", "results that blame"], rows)
+        for dtype in ["float32", "bfloat16"][: 1 if "mixed" in kind else 2]:
+            results = _compared(folder, kind, twin, dtype=dtype).values()
+            passed, errors = (sum(one["verdicts"][word] for one in results) for word in ("pass", "error"))
+            blamed = sum(one["first"] is not None for one in results)
+            rows.append([kind, twin, dtype, f"{passed:,}", f"{errors:,}", str(blamed)])
+    titles = ["layout", "twin", "dtype", "rows that pass", "errors", "results that blame"]
+    table("trainings against one process", titles, rows)
 
 
 def faults(folder: Path) -> None:
@@ -132,13 +132,13 @@ def _tests() -> Any:
     return test_parallel_layouts
 
 
-def _compared(folder: Path, kind: str, twin: str, fault: str = "none") -> dict[str, Any]:
+def _compared(folder: Path, kind: str, twin: str, fault: str = "none", dtype: str = "float32") -> dict[str, Any]:
     """Train both, the twin only once, and compare them: the results by name."""
     sides = []
-    for name, count, planted in ((kind, 2, fault), (twin, 1, "none")):
-        dump = folder / f"{name}.{planted}"
+    for name, count, planted in ((kind, _tests().RANKS.get(kind, 2), fault), (twin, 1, "none")):
+        dump = folder / f"{name}.{count}.{planted.replace(':', '-')}.{dtype}"
         if not dump.exists():
-            words = [str(dump), name, str(count), "mix", "statistics", "float32", planted]
+            words = [str(dump), name, str(count), "mix", "statistics", dtype, planted]
             subprocess.run(
                 [sys.executable, str(TESTS / "parallel_training.py"), *words], check=True, capture_output=True
             )

@@ -3,7 +3,8 @@
     python parallel_training.py OUTPUT LAYOUT RANKS LEVEL TASK DTYPE FAULT
 
 Every layout starts from the same weights, sees the same words and computes the same function as ``single``. A fault is
-one of the words below; it is planted on the last rank unless its name says otherwise. The losses are printed.
+one of the words below; it is planted on the last rank unless its name says otherwise. ``scaled:1:PATH:1.5`` multiplies
+what rank 1 holds of a parameter, ``frozen:0:PATH`` keeps it from being trained there. The losses are printed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn import functional
@@ -30,7 +32,7 @@ WIDTH, INNER, HEADS, LAYERS, WORDS, BATCH, LENGTH, EXPERTS, STEPS = 16, 32, 4, 2
 class Layout:
     """What a layer needs to know: its rank, how many there are, and the fault."""
 
-    kind, rank, ranks, fault, layers = "single", 0, 1, "none", LAYERS
+    kind, rank, ranks, fault, layers, experts = "single", 0, 1, "none", LAYERS, "experts"
 
     @classmethod
     def has(cls, fault: str, *, rank: int = -1) -> bool:
@@ -145,6 +147,7 @@ class Attention(nn.Module):
             self.k = nn.Linear(WIDTH, WIDTH, bias=False)
             self.v = nn.Linear(WIDTH, WIDTH, bias=False)
         self.o = Row(WIDTH, WIDTH)
+        self.last = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.qkv(x).chunk(3, -1) if Layout.fused else [one(x) for one in (self.q, self.k, self.v)]
@@ -157,6 +160,8 @@ class Attention(nn.Module):
             places, seen = zigzag(Layout.rank), torch.cat([zigzag(rank) for rank in range(Layout.ranks)])
             if Layout.fault == "kv_order":
                 seen = torch.arange(LENGTH)
+            if Layout.has("mask_shifted", rank=0) and self.last:
+                places = places + 1
         scores = torch.matmul(q, k.transpose(2, 3)) * (WIDTH // HEADS) ** -0.5
         scores = scores.masked_fill(seen.unsqueeze(0) > places.unsqueeze(1), -1e4)
         y = torch.matmul(torch.softmax(scores, -1), v)
@@ -197,7 +202,8 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
-        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.add_module(Layout.experts, nn.ModuleList(Expert() for _ in range(EXPERTS)))
+        self.last = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.flatten(0, 1)
@@ -205,7 +211,7 @@ class Experts(nn.Module):
         gate, chosen = gates.max(-1)
         if Layout.kind != "ep":
             y = torch.zeros_like(flat)
-            for number, expert in enumerate(self.experts):
+            for number, expert in enumerate(getattr(self, Layout.experts)):
                 at = (chosen == number).nonzero().squeeze(1)
                 y = y.index_copy(0, at, expert(flat[at]))
             return (y * gate.unsqueeze(1)).view_as(x)
@@ -221,10 +227,12 @@ class Experts(nn.Module):
         if Layout.has("expert_moved"):
             number = (number + 1) % local
         y = torch.zeros_like(arrived)
-        for at_expert, expert in enumerate(self.experts):
+        for at_expert, expert in enumerate(getattr(self, Layout.experts)):
             at = (number == at_expert).nonzero().squeeze(1)
             y = y.index_copy(0, at, expert(arrived[at]))
         y = AllToAll.apply(y, got, sent)
+        if Layout.has("returned_in_order", rank=0) and self.last:
+            order = torch.arange(len(order))  # as if the words had come back where they left from
         return (torch.zeros_like(flat).index_copy(0, order, y) * gate.unsqueeze(1)).view_as(x)
 
 
@@ -264,6 +272,7 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.position = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList(Block() for _ in range(Layout.layers))
+        self.layers[-1].attention.last = self.layers[-1].mlp.last = True
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
 
@@ -385,8 +394,8 @@ def fully_sharded_first(model: Model) -> nn.Module:
 def spread_experts(model: Model) -> None:
     local = EXPERTS // Layout.ranks
     for block in model.layers:
-        experts = block.mlp
-        experts.experts = nn.ModuleList(list(experts.experts)[Layout.rank * local : (Layout.rank + 1) * local])
+        own = list(getattr(block.mlp, Layout.experts))[Layout.rank * local : (Layout.rank + 1) * local]
+        setattr(block.mlp, Layout.experts, nn.ModuleList(own))
 
 
 def own_stage(model: Model) -> None:
@@ -399,6 +408,29 @@ def own_stage(model: Model) -> None:
 
 
 DATA_PARALLEL = ("ddp", "fsdp1", "fsdp2", "hsdp", "ep")
+
+
+def plant(model: nn.Module) -> None:
+    """Faults that sit in the modules of one rank."""
+    word, _, rest = Layout.fault.partition(":")
+    if word in ("scaled", "frozen") and int(rest.split(":")[0]) == Layout.rank:
+        _, path, *factor = rest.split(":")
+        parameter = next(p for name, p in model.named_parameters() if name.endswith(path))
+        if word == "frozen":
+            parameter.requires_grad_(requires_grad=False)
+        else:
+            own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            own.detach().mul_(float(factor[0]))
+    if Layout.has("other_epsilon", rank=0):
+        model.layers[1].norm1.eps = 0.5
+    if Layout.has("second_call", rank=0):
+        calls: list[int] = []  # the first is that of a stage that asks for shapes
+
+        def scaled(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return output * 1.25 if len(calls) % 2 == 0 else output
+
+        model.layers[0].norm2.register_forward_hook(scaled)
 
 
 def words_of(step: int) -> torch.Tensor:
@@ -416,9 +448,9 @@ def finish_gradients(model: nn.Module, micro: int) -> None:
     shared = {"cp": model.parameters(), "sp": (p for n, p in model.named_parameters() if "norm" in n or "position" in n
               or n.endswith(("o.bias", "down.bias")))}.get(Layout.kind, ())  # fmt: skip
     if Layout.kind == "ep":
-        shared = [p for n, p in model.named_parameters() if ".experts." not in n]
+        shared = [p for n, p in model.named_parameters() if f".{Layout.experts}." not in n]
         for name, parameter in model.named_parameters():
-            if ".experts." in name and parameter.grad is not None:
+            if f".{Layout.experts}." in name and parameter.grad is not None:
                 parameter.grad /= Layout.ranks
     for at, parameter in enumerate(shared):
         if Layout.fault in ("sp_gradient", "no_gradient_reduce") and at < 2:
@@ -448,16 +480,15 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     torch.set_num_threads(1)
     base, *options = kind.split("+")
     Layout.kind, Layout.rank, Layout.ranks, Layout.fault = base, rank, ranks, fault
-    Layout.moe, Layout.dropout = "moe" in options or base == "ep", 0.25 if "dropout" in options else 0.0
-    Layout.fused, Layout.biased = "fused" in options, "biased" in options
+    Layout.moe, Layout.fused, Layout.biased = "moe" in options or base == "ep", "fused" in options, "biased" in options
+    Layout.dropout = 0.25 if "dropout" in options else 0.0
+    Layout.experts = "branches" if "branches" in options else "experts"
     Layout.layers = 2 * LAYERS if "deep" in options else LAYERS
     Layout.clip = 0.5 if "clip" in options else 0.0
-    micro = 2 if base == "pp" or "micro" in options else 1
-    Layout.mixed = "mixed" in options
+    micro, Layout.mixed = 2 if base == "pp" or "micro" in options else 1, "mixed" in options
     grouped = ranks > 1 or base == "fsdp2"  # of one rank
     if grouped:
-        meeting = f"file://{output}.meet"
-        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+        dist.init_process_group("gloo", init_method=f"file://{output}.meet", rank=rank, world_size=ranks)
     torch.manual_seed(7)
     model: Any = Model()
     prepare: dict[str, Callable[[Any], Any]] = {
@@ -471,11 +502,14 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     if base in prepare:
         model = prepare[base](model) or model
+    if "hook" in options:
+        model.register_comm_hook(None, fp16_compress_hook)
     if "compile" in options:
         model = torch.compile(model, backend="aot_eager")
     if Layout.has("replica_differs"):
         inner = model.module if base == "ddp" else model
         inner.layers[-1].norm1.weight.data[0] += 0.25
+    plant(model)
     rate = 2e-2 if Layout.has("wrong_rate") else 1e-2
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=rate)
     if "zero" in options:

@@ -133,6 +133,50 @@ def test_a_layout_that_contradicts_the_parameters_is_named(tmp_path: Path, capsy
     assert compare(target, golden, tmp_path / "again", "--layout", "cp=2", "--allow-missing") == 0
 
 
+def data_parallel(folder: Path, shapes: dict[str, list[list[int]]], sizes: dict[str, int] | None = None) -> Path:
+    """Words that go through an embedding, all of whose rows every rank has."""
+    call = "Module.embedding.Embedding.forward.0"
+    for name, (words, vectors) in shapes.items():
+        inputs = tensor_of(words) | {"dtype": "torch.int64"}
+        entry = forward([inputs], [tensor_of(vectors)]) | {"parameters": {"weight": tensor_of([16, 4])}}
+        write_dump(folder / "step0" / name, {call: entry}, level="L0", parents={call: None})
+        header = {"rank": int(name[-1]), "world_size": len(shapes), "sizes": sizes or {}}
+        (folder / "step0" / name / "layout.json").write_text(json.dumps(header))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [("cp=2", "context parallel ranks hold parts of sequences, but rank 0 was given [2, 8], and the other run [4, 8]"),
+     ("tp=2", "tensor parallel ranks hold parts of parameters, but rank 0 has whole ones"),
+     ("pp=2", "pipeline stages hold some layers, but rank 0 has all 1 parameters"),
+     ("ep=2", "expert parallel ranks hold some of the experts, but no list of experts was recorded"),
+     ("dp=2", "")],
+)  # fmt: skip
+def test_a_layout_that_contradicts_what_ranks_hold_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, said: str
+) -> None:
+    golden = data_parallel(tmp_path / "g", {"proc7": [[4, 8], [4, 8, 4]]})
+    target = data_parallel(tmp_path / "t", {f"rank{rank}": [[2, 8], [2, 8, 4]] for rank in range(2)})
+    assert compare(target, golden, tmp_path / "out", "--layout", layout) == (2 if said else 0)
+    assert said in capsys.readouterr().err
+    assert compare(target, golden, tmp_path / "again", "--layout", layout, "--allow-missing") == 0
+
+
+def test_a_layout_that_contradicts_the_recorded_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = {f"rank{rank}": [[2, 8], [2, 8, 4]] for rank in range(2)}
+    target = data_parallel(tmp_path / "t", shapes, {"tp": 2})
+    assert (
+        compare(
+            target, data_parallel(tmp_path / "g", {"proc7": [[4, 8], [4, 8, 4]]}), tmp_path / "out", "--layout", "dp=2"
+        )
+        == 2
+    )
+    assert "layout dp=2: the ranks recorded tp=2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"values": 5, "sizes": "x", "meshes": 3}', "nul"])
 def test_a_broken_layout_file_does_no_harm(tmp_path: Path, text: str) -> None:
     target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")

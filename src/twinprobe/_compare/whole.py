@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
+from operator import eq
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +16,27 @@ from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
-from twinprobe._layout.contents import put_in_order, wrong_shards
+from twinprobe._judge.origin import Divergence
+from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
+    REDUCTION,
     RankDump,
     calls_per_module,
+    contradictions,
     find_layout,
     open_ranks,
     passes_of,
     recorded_world,
+    with_experts,
     without_recomputation,
 )
-from twinprobe._layout.settle import Settler
+from twinprobe._layout.settle import NO_UPDATE, TOTAL_NORM, Settler
+from twinprobe._layout.stages import OPTIMIZER
 from twinprobe._layout.whole import Whole, make_whole
+from twinprobe._layout.wrong_ranks import only_on, whose
+from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -146,18 +154,31 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     match = options.match
     if job.target.name == OPTIMIZER_FILE:
         match = match_names  # parameters have one name on every rank, but no order
-        runs[0].settings[PRODUCT_PRECISION] = max(map(_product_precision, job.ranks), default=0.0)
+        precisions = [_gradient_precision(side) for side in job.ranks]
+        runs[0].settings[PRODUCT_PRECISION] = max(precision for precision, _ in precisions)
+        if precisions[0][1] != precisions[1][1]:
+            words = [f"{side}: gradients are reduced in {dtype}, and judged by its precision"
+                     for side, (_, dtype) in zip(("target", "golden"), precisions, strict=True) if dtype]  # fmt: skip
+            notes = [*words, *notes]
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     return with_findings(comparison, notes, lost)
 
 
-def _product_precision(side: StepRanks) -> float:
-    """The epsilon of the type in which the ranks of a step compute their matrix products; 0 where it is not known."""
+def _gradient_precision(side: StepRanks) -> tuple[float, str]:
+    """The epsilon of the coarsest type in which the ranks of a step compute gradients; 0 where it is not known.
+
+    They come from matrix products, and go through collectives: hooks that compress them (of DDP) take a type of 16
+    bits, which is told as well if it is coarser than that of the products.
+    """
     for file in side.files(DUMP).values():
         with suppress(TwinProbeError):
             table = open_run(file).table
-            return max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
-    return 0.0
+            products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
+            reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
+            dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in reduced["dtype"].unique().to_list()}
+            coarsest = max(dtypes, default=0.0)
+            return max(products, coarsest), dtypes[coarsest] if coarsest > products else ""
+    return 0.0, ""
 
 
 def open_wholes(
@@ -171,7 +192,11 @@ def open_wholes(
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
-    layouts, notes = _layouts(texts, sides)
+    layouts, notes, given = _layouts(texts, sides)
+    for at, side in enumerate(sides):
+        if given[at] and name == DUMP:
+            facts = contradictions(layouts[at], opened[at], single[1 - at])
+            lost += [f"{side.root}: layout {layouts[at]}: {fact}" for fact in facts]
     micro = _micro_batches(opened, layouts)
     runs: list[Run] = []
     for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
@@ -208,12 +233,43 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             findings += run.findings
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
-    first = comparison.summary.first
-    said = [text.partition(": ")[2] for text in findings if first is not None and text.startswith(f"{first.op}.")]
+    first = _not_updated(comparison, findings) or comparison.summary.first
+    said: list[str] = []
+    if first is not None:
+        # What is said of its values comes before what is said of the module that it is called in.
+        around = comparison.target.parents.get(first.op)
+        for start in (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{around}: ", f"{around}.parameters."):
+            said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
+        alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
+        said += [f"made by {alone} alone"] if alone else []
     if first is not None and said:
-        first = replace(first, sentence=f"{first.sentence}; {said[0]}")
+        first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
+
+
+def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:
+    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first."""
+    first = comparison.summary.first
+    if first is None or not first.op.startswith(TOTAL_NORM):
+        return None
+    known = set(comparison.target.ops)
+    lacking = [op for op in comparison.golden.ops if op not in known]
+    partly = [text.partition(".input.0: ")[0] for text in findings if text.endswith(NO_UPDATE)]
+    if not lacking and not partly:
+        return None
+    op = (lacking or partly)[0]
+    more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
+    alone = f"only golden updates this parameter{more}: no gradient reaches the target's optimizer"
+    sentence = alone if lacking else "a part of the gradient is missing"
+    if lacking and isinstance(comparison.target, Whole) and known:
+        # What is called most alike lies where it does.
+        path = op.split(".")
+        near = max(comparison.target.ops, key=lambda name: [*map(eq, name.split("."), path), False].index(False))
+        place = only_on(comparison.target, near)
+        sentence += f"; {near.removeprefix(OPTIMIZER).rsplit('.', 3)[0]} is on {place}" if place else ""
+    return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
+                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
 
 
 def _grouped(findings: list[str]) -> list[str]:
@@ -240,7 +296,9 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
     run = comparison.target
     place = {name: at for at, name in enumerate(run.ops)}
     asked: dict[int, bool] = {}  # rows, and whether their calls took a value that was wrong already
-    for call in [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]:
+    suspects = [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]
+    first = suspects[0] if suspects else -1
+    for call in suspects:
         own = (of_row == call) & differs
         # A function is given the parameters of the module around it.
         around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
@@ -254,35 +312,36 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
             # Without tensors, ranks that hold nothing conspicuous may be wrong too if all of them took a wrong value.
             if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
                 continue
-            ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
-            if ranks:
-                several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
-                words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
-                found.append(f"{pairs[f'{side}_name'][row]}: {words}")
+            later = role[row] == OUTPUT and of_row[row] != first
+            words = whose(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files, inherited=later)
+            found += [f"{pairs[f'{side}_name'][row]}: {words}"] if words else []
     return found
 
 
 @lru_cache(maxsize=64)
-def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str]]:
-    """The layout of each side, and what is said of them. Where it is not given, the dumps of all ranks tell."""
+def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str], list[bool]]:
+    """The layout of each side, what is said of them, and whether they were given: else the dumps of all ranks tell."""
     many = [at for at, side in enumerate(sides) if side.world > 1]
     if len(texts) == 1 and len(many) == 1:
         texts = (texts[0], "") if many == [0] else ("", texts[0])
-    layouts, notes = [], []
+    layouts, notes, given = [], [], []
     for at, side in enumerate(sides):
         text, where = texts[at] if at < len(texts) else "", str(side.root)
+        given.append(bool(text))
         if side.world == 1:
             layouts.append(Layout(1, 1, 1))
             continue
-        if text:
-            layout, how = layout_for(read_sizes(text), side.world, where), "as given"
-        else:
-            other = sides[1 - at]
+        layout, how = layout_for(read_sizes(text), side.world, where) if text else None, "as given"
+        if layout is None or layout.ep > 1:
+            other, ranks = sides[1 - at], open_ranks(side.files(DUMP), [])
             alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
-            layout, how = find_layout(open_ranks(side.files(DUMP), []), alone, side.world, where)
+            if layout is not None:
+                layout = with_experts(layout, ranks, alone)
+            else:
+                layout, how = find_layout(ranks, alone, side.world, where)
         layouts.append(layout)
         notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
-    return layouts, notes
+    return layouts, notes, given
 
 
 def whole_files(job: Job) -> list[Path]:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise, product
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,9 +23,6 @@ from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import STATS
-from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.tensors.tensor_files import open_tensor
-from twinprobe._runs.whole_files import inside
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
@@ -175,59 +171,3 @@ def _nearest(
     if gaps[best] > _NEARER * gaps[0, 0]:
         return None
     return orders[0][best[0]], orders[1][best[1]]
-
-
-# Whose shard differs, where a value as a whole does.
-
-
-def wrong_shards(whole: Whole, row: int, other: Run, partner: int, files: tuple[str | None, str | None]) -> list[int]:
-    """The ranks whose pieces of a differing value are wrong; none where all are, or where it cannot be known.
-
-    ``files`` are those of this side and of the other, if both kept their tensors. Statistics show a rank that holds
-    more than the whole may hold.
-    """
-    ranks = {piece.rank for piece in whole.pieces_of(row)}
-    if None not in files:
-        wrong = _by_elements(whole, other, files)  # type: ignore[arg-type]
-    elif max(whole.ways.get(row, (-1,))) < 0 and not any(whole.placements_of(row)):
-        return []  # copies, or parts of a sum
-    else:
-        wrong = _by_statistics(whole, row, other, partner)
-    return sorted(wrong) if len(wrong) < len(ranks) else []
-
-
-def _by_statistics(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
-    high, low, _, norm = (other.table[stat][partner] for stat in STATS)
-    if high is None or low is None or norm is None:
-        return set()
-    slack = _CLOSE * max(abs(high), abs(low))
-    wrong = set()
-    for piece in whole.pieces_of(row):
-        most, least, _, length = piece.stats
-        if most is not None and least is not None and length is not None:
-            beyond = most > high + slack or least < low - slack or length > norm * (1 + _CLOSE)
-            wrong |= {piece.rank} if beyond else set()
-    return wrong
-
-
-def _by_elements(whole: Whole, other: Run, files: tuple[str, str]) -> set[int]:
-    """The ranks that hold the elements that differ: the pieces are put together once more, as their ranks' numbers."""
-    of_folder = {dump.folder.name: rank for rank, dump in whole.ranks.items()}
-
-    def number(folder: Path, name: str) -> HostTensor:
-        shape = open_tensor(inside(folder, name)).shape
-        return HostTensor("int32", shape, np.full(prod(shape), of_folder[name.split("/", maxsplit=1)[0]], np.int32))
-
-    try:
-        owners = np.asarray(load_whole(whole.tensor_folder, files[0], number).data[:])
-        sides = [load_whole(run.tensor_folder, file) for run, file in ((whole, files[0]), (other, files[1]))]
-    except (TwinProbeError, OSError):
-        return set()
-    mine, golden = (numbers(side.dtype, np.asarray(side.data[:]), np.dtype(np.float64)) for side in sides)
-    if not owners.size == mine.size == golden.size or owners.dtype != np.int32:  # the sum of ranks is nobody's
-        return set()
-    with np.errstate(all="ignore"):
-        gap = np.nan_to_num(np.abs(mine - golden), nan=np.inf)
-        of_rank = {int(rank): float(np.sqrt((gap[owners == rank] ** 2).mean())) for rank in np.unique(owners)}
-    wrong = {rank for rank, worst in of_rank.items() if worst > _NEARER * max(of_rank.values())}
-    return wrong if len(wrong) < len(of_rank) else set()

@@ -40,6 +40,8 @@ class Layout:
     order: str = DEFAULT_ORDER
     cp: int = 1
     ep: int = 1
+    experts: tuple[str, ...] = ()
+    """Lists of experts by other names than ``experts``."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:

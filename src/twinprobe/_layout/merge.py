@@ -64,7 +64,7 @@ def merge_ranks(runs: dict[int, Run], layout: Layout) -> Merged:
             raise BadInput("only statistics can be merged", where=run.path, hint="record with task statistics")
         place = layout.place(rank)
         stages[place.pp].append((place.shard, run))
-    names = StageNames(chunks=layout.vpp > 1)
+    names = StageNames(chunks=layout.vpp > 1, lists=layout.experts)
     parts: list[Part] = []
     for chunk in range(layout.vpp):
         for stage in range(layout.pp):
@@ -80,19 +80,19 @@ def parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layou
     renamed = names.stage(dict.fromkeys(name for own in chosen for name in own))
     if layout.ep == 1:
         return [Part(stage, chunk, ranks, renamed)]
-    shared = {old: new for old, new in renamed.items() if not in_expert(old, first.parents)}
-    parts = [Part(stage, chunk, ranks, shared, -1)]
+    shared = {old: new for old, new in renamed.items() if not in_expert(old, first.parents, layout.experts)}
+    parts = [Part(stage, chunk, ranks, shared, -1, lists=layout.experts)]
     before: dict[str, int] = {}
     for ep in range(layout.ep):
         own = [(shard, run) for shard, run in ranks if shard[0] == ep]
         run = own[0][1]
-        inside = [name for name in _chosen(run, chunk, layout) if in_expert(name, run.parents)]
-        numbers = experts_in(inside)
+        inside = [name for name in _chosen(run, chunk, layout) if in_expert(name, run.parents, layout.experts)]
+        numbers = experts_in(inside, layout.experts)
         # Experts that are numbered through already keep their numbers.
         shift = {name: before.get(name, 0) for name, used in numbers.items() if min(used) < before.get(name, 0)}
         mine = {old: renamed[old] for old in inside} if ep == 0 else names.experts(inside, shift)
         around = {above: new for old in mine if (above := run.parents.get(old)) and (new := shared.get(above))}
-        parts.append(Part(stage, chunk, own, mine, ep, around))
+        parts.append(Part(stage, chunk, own, mine, ep, around, layout.experts))
         before |= {name: max(used) + shift.get(name, 0) + 1 for name, used in numbers.items()}
     return parts
 

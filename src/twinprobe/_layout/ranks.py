@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout, layout_for
 from twinprobe._layout.pieces import Placement, Shape, read_placement
-from twinprobe._layout.stages import OPTIMIZER, experts_in
+from twinprobe._layout.stages import OPTIMIZER, experts_in, in_expert
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LAYOUT_FILE = "layout.json"
 COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
+REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
@@ -41,6 +43,8 @@ class RankDump:
     micro: list[int]
     suffixes: pl.Series
     placements: dict[str, Placement] = field(default_factory=dict)
+    sharded: dict[str, Placement] = field(default_factory=dict)
+    """How the optimizer has the parameters, by their paths: modules that gather them have them whole."""
     header: dict[str, Any] = field(default_factory=dict)
 
 
@@ -89,6 +93,10 @@ def _take_placements(dump: RankDump) -> list[str]:
     shapes = dict(zip(dump.run.table["name"].to_list(), dump.run.table["shape"].to_list(), strict=True))
     for name, value in values.items():
         if name not in shapes:
+            if name.startswith(OPTIMIZER) and name.endswith(".parameters.before") and isinstance(value, dict):
+                found = read_placement(value, tuple(value.get("global_shape") or ()))
+                path = parse_op(name.removesuffix(".parameters.before")).body.rpartition(".")[0]
+                dump.sharded |= {bare_path(path): found} if isinstance(found, Placement) else {}
             continue
         found = read_placement(value, dims(shapes[name]) or ())
         if isinstance(found, str):
@@ -153,6 +161,11 @@ def fold_calls(dump: RankDump, micro: int) -> None:
                 op = parse_op(names[at])
                 dump.micro[at], call = divmod(op.call, each)
                 names[at] = op.renumbered(call)
+    _rename(dump, names)
+
+
+def _rename(dump: RankDump, names: list[str]) -> None:
+    run = dump.run
     renamed = dict(zip(run.ops, names, strict=True))
     parents = {renamed.get(name, name): None if above is None else renamed.get(above, above)
                for name, above in reversed(run.parents.items())}  # fmt: skip
@@ -162,6 +175,53 @@ def fold_calls(dump: RankDump, micro: int) -> None:
     dump.run = Run(run.path, run.task, run.level, run.framework, names, run.table, run.notes, recorded=recorded)
     dump.run.parents = dict(reversed(parents.items()))
     dump.run.stacks = stacks
+
+
+def align_calls(dumps: Sequence[RankDump]) -> list[str]:
+    """Give functions the numbers that they have on most ranks, where a rank makes a call more or less than others.
+
+    Such a call would move the numbers of all later ones. Returns what is said of them.
+    """
+    called = [_functions(dump.run) for dump in dumps]
+    forms = [[(around, [head for head, _ in calls]) for around, calls in own.items()] for own in called]
+    if all(form == forms[0] for form in forms):
+        return []
+    usual = max(forms, key=lambda form: (forms.count(form), -sum(len(heads) for _, heads in form)))
+    model = called[forms.index(usual)]
+    free = Counter(head for calls in model.values() for head, _ in calls)
+    said: list[str] = []
+    for dump, own, form in zip(dumps, called, forms, strict=True):
+        if form == usual:
+            continue
+        number: dict[tuple[str, int], int] = {}
+        for around, calls in own.items():
+            known = model.get(around, [])
+            heads = [head for head, _ in known], [head for head, _ in calls]
+            for word, start, stop, low, high in SequenceMatcher(None, *heads, autojunk=False).get_opcodes():
+                if word == "equal":
+                    pairs = zip(calls[low:high], known[start:stop], strict=True)
+                    number |= {call: other for call, (_, other) in pairs}
+                    continue
+                for head, call in calls[low:high]:
+                    number[head, call], free[head] = free[head], free[head] + 1
+                parts = ((calls[low:high], "calls", "do not"), (known[start:stop], "does not call", "do"))
+                said += [f"{around}: rank {dump.rank} {verb} {some[0][0].rstrip('.')} here, other ranks {end}"
+                         for some, verb, end in parts if some and around is not None]  # fmt: skip
+        names = []
+        for name, op in zip(dump.run.ops, dump.run.op_names, strict=True):
+            moved = number.get((f"{op.prefix}.{op.body}.{op.cls}", op.call))
+            names.append(name if moved is None else op.renumbered(moved))
+        _rename(dump, names)
+    return said
+
+
+def _functions(run: Run) -> dict[str | None, list[tuple[str, int]]]:
+    """The functions that were called in each module, by name and number; those of collectives are linked otherwise."""
+    found: dict[str | None, list[tuple[str, int]]] = defaultdict(list)
+    for name, op in zip(run.ops, run.op_names, strict=True):
+        if not op.is_module and op.direction == FORWARD and op.call >= 0 and not COLLECTIVE.match(name):
+            found[run.parents.get(name)].append((f"{op.prefix}.{op.body}.{op.cls}", op.call))
+    return found
 
 
 def without_updates(run: Run) -> Run:
@@ -267,7 +327,7 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     sizes = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
     sizes = {name: size for name, size in sizes.items() if isinstance(size, int) and name in ("tp", "pp", "cp", "ep")}
     if any(size > 1 for size in sizes.values()):
-        return layout_for(sizes, world, where), "recorded"
+        return with_experts(layout_for(sizes, world, where), ranks, other), "recorded"
     sizes = {}
     pipeline: dict[str, Any] = next((one for header in headers if isinstance(one := header.get("pipeline"), dict)), {})
     if isinstance(pipeline.get("stages"), int) and world % max(1, pipeline["stages"]) == 0:
@@ -275,8 +335,7 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     named = _mesh_sizes(headers)
     if other is None and not named and not sizes:
         raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
-    if other is not None:
-        _compare_shapes(list(ranks.values()), other, world, sizes)
+    lists = _compare_shapes(list(ranks.values()), other, world, sizes) if other is not None else ()
     for name, size in named.items():
         sizes[name] = max(sizes.get(name, 1), size)
     model = 1
@@ -286,7 +345,36 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
         told = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise BadInput(f"its {world} ranks look like {told}, which does not multiply to them", where=where,
                        hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
-    return layout_for(sizes, world, where), "recorded" if named and other is None else "found"
+    layout = replace(layout_for(sizes, world, where), experts=lists)
+    return layout, "recorded" if named and other is None else "found"
+
+
+def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> list[str]:
+    """What the ranks have recorded, or hold, that no run of the given layout would; ``other`` is a single process."""
+    headers = [dump.header for dump in ranks.values()]
+    known: dict[str, Any] = next((dict(one) for header in headers if isinstance(one := header.get("sizes"), dict)), {})
+    known |= _mesh_sizes(headers)
+    stages = [one.get("stages") for header in headers if isinstance(one := header.get("pipeline"), dict)]
+    known |= {"pp": stages[0]} if stages and stages[0] else {}
+    found = [f"the ranks recorded {name}={known[name]}" for name in ("tp", "pp", "cp", "ep")
+             if isinstance(known.get(name), int) and known[name] != layout.size(name)]  # fmt: skip
+    if other is None or found:
+        return found
+    first = next(iter(ranks.values()))
+    own, whole = parameter_shapes(first.run), parameter_shapes(other)
+    tokens, goal = token_shape(first.run), token_shape(other)
+    if layout.pp > 1 and whole and whole.keys() <= own.keys():
+        found.append(f"pipeline stages hold some layers, but rank {first.rank} has all {len(whole)} parameters")
+    common = [name for name in own if name in whole and len(own[name]) == len(whole[name])]
+    placed = any(dump.placements for dump in ranks.values())
+    if layout.tp > 1 and common and not placed and all(own[name] == whole[name] for name in common):
+        found.append(f"tensor parallel ranks hold parts of parameters, but rank {first.rank} has whole ones")
+    if tokens and goal and layout.cp > 1 and tokens[1] == goal[1]:
+        found.append(f"context parallel ranks hold parts of sequences, but rank {first.rank} was given {list(tokens)}, "
+                     f"and the other run {list(goal)}")  # fmt: skip
+    if layout.ep > 1 and own and not experts_in(first.run.ops, layout.experts):
+        found.append("expert parallel ranks hold some of the experts, but no list of experts was recorded")
+    return found
 
 
 def _mesh_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -313,14 +401,71 @@ def _shape_of(mesh: Any) -> list[int]:
     return shape
 
 
-def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> None:
+_ITEM = re.compile(r"(?<=\.)(\w+)\.(\d{1,18})(?=\.)")
+
+
+def expert_lists(ranks: Mapping[int, RankDump], other: Run | None) -> tuple[str, ...]:
+    """Lists of modules that are experts by what they hold, whatever their name: each rank has some of them.
+
+    The other run's list is several times as long. Its items have the same parameters on every rank, with other values;
+    what is around them is the same everywhere, so these are no layers of pipeline stages.
+    """
+    if other is None or len(ranks) < 2:
+        return ()
+    counts: list[dict[str, set[int]]] = []
+    runs = [dump.run for dump in ranks.values()]
+    for run in (other, *runs):
+        found: dict[str, set[int]] = defaultdict(set)
+        for name in run.ops:
+            for item in _ITEM.finditer(name) if parse_op(name).is_module else ():
+                found[item[1]].add(int(item[2]))
+        counts.append(found)
+    whole, *local = counts
+    lists = []
+    for name, numbers in whole.items():
+        sizes = {len(one.get(name, ())) for one in local}
+        size = min(sizes)
+        fewer = len(sizes) == 1 and size and len(numbers) % size == 0 and 1 < len(numbers) // size <= len(ranks)
+        if fewer and name not in ("experts", "local_experts") and _differ_inside_only(runs, name):
+            lists.append(name)
+    return tuple(lists)
+
+
+def with_experts(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> Layout:
+    """A layout whose sizes are known, with the lists of experts that are not called so."""
+    return replace(layout, experts=expert_lists(ranks, other)) if layout.ep > 1 else layout
+
+
+def _differ_inside_only(runs: Sequence[Run], name: str) -> bool:
+    """Whether the parameters of ranks differ in the items of a list, and agree outside of it."""
+    import polars as pl
+
+    sides: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
+    for run in runs:
+        rows = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+        values = {key: (shape, norm) for key, shape, norm in rows.select("name", "shape", "norm").iter_rows()}
+        for at, inside in enumerate((True, False)):
+            sides[at].append({key: value for key, value in values.items() if (f".{name}." in key) == inside})
+    items, others = sides
+    shapes = [Counter(shape for shape, _ in one.values()) for one in items]
+    # A copy that differs is a finding, not a sign of another layout.
+    same = [sum(value == others[0].get(key) for key, value in one.items()) for one in others]
+    alike = all(
+        one.keys() == others[0].keys() and 2 * count > len(one) for one, count in zip(others, same, strict=True)
+    )
+    return alike and all(one == shapes[0] for one in shapes) and all(one != items[0] for one in items[1:])
+
+
+def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> tuple[str, ...]:
+    """Find the sizes that are not known; returns lists of experts that are not called so."""
     whole = parameter_shapes(other)
     own = [parameter_shapes(dump.run) for dump in dumps]
+    lists = expert_lists({dump.rank: dump for dump in dumps}, other)
     if "pp" not in sizes:
-        stages = {frozenset(shapes) for shapes in own}
+        stages = {frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in own}
         alone = len(stages) > 1 and all(len(shapes) < len(whole) for shapes in own)
         sizes["pp"] = len(stages) if alone else 1
-    experts, local = (experts_in(names) for names in (other.ops, dumps[0].run.ops))
+    experts, local = (experts_in(names, lists) for names in (other.ops, dumps[0].run.ops))
     for name, numbers in experts.items():
         if numbers and local.get(name) and len(numbers) % len(local[name]) == 0:
             sizes["ep"] = max(sizes.get("ep", 1), len(numbers) // len(local[name]))
@@ -332,3 +477,4 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
     tokens, goal = token_shape(dumps[0].run), token_shape(other)
     if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
         sizes["cp"] = goal[1] // tokens[1]
+    return lists

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import isnan, prod
 from typing import Any
@@ -36,6 +37,7 @@ from twinprobe._layout.pieces import (
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.stages import OPTIMIZER
 from twinprobe._layout.whole import Whole, common_shapes
+from twinprobe._layout.wrong_ranks import numbers_of, odd_copies
 from twinprobe._runs.names import BACKWARD
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -43,9 +45,8 @@ from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUT
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
 _ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
-# Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
-_SAME_MEAN, _APART = 1e-6, 1e-4
-_TOTAL_NORM = f"{OPTIMIZER}total_norm."
+NO_UPDATE = "does not update this parameter"
+TOTAL_NORM = f"{OPTIMIZER}total_norm."
 
 Match = Callable[[Run, Run], Pairs]
 
@@ -98,6 +99,7 @@ class _Side:
         self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
         self.reduced = self._reductions()
         self.partial: set[Any] = set()
+        self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.shares = self._shares()
 
     # -- what is known before any row is looked at -------------------------------------------------------------------
@@ -170,11 +172,11 @@ class _Side:
         for row in range(table.height):
             partner = self.partner.get(row)
             if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
-                if not self.optimizer:
-                    self._settle_value(row, partner)
-                elif not equal[row]:
+                if not equal[row] and (self.optimizer or self.kinds["max"][row] == FLOAT):
                     self._settle_setting(row, partner)
-            if kinds[row] != TENSOR or ops[row].startswith(_TOTAL_NORM):
+                elif not self.optimizer:
+                    self._settle_value(row, partner)
+            if kinds[row] != TENSOR or ops[row].startswith(TOTAL_NORM):
                 continue
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
@@ -207,7 +209,7 @@ class _Side:
         unknown: set[str] = set()
         for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
             step = ".".join(op.rsplit(".", 3)[1:])
-            if op.startswith(_TOTAL_NORM):
+            if op.startswith(TOTAL_NORM):
                 rows |= {step: row} if suffix == ".output.0" else {}
             elif suffix == ".input.0":
                 norm = norms.get(row, table["norm"][row])
@@ -221,14 +223,14 @@ class _Side:
                 self.changes[stat][row] = totals[step] ** 0.5
 
     def _settle_setting(self, row: int, partner: int) -> None:
-        """A setting of an optimizer (its learning rate) that ranks do not share: one that is not golden's counts."""
+        """A setting (a learning rate, an epsilon) that ranks do not share: one that is not golden's counts."""
         goal = self.golden["max"][partner]
         wrong = [piece for piece in self.whole.pieces_of(row) if piece.stats[0] not in (None, goal)]
         if not wrong or self.kinds["max"][row] not in (FLOAT, INT):
             return
         for stat, value in zip(STATS, wrong[0].stats, strict=True):
             self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, str(value)
-        name, ranks = self.whole.table["name"][row], _numbers([piece.rank for piece in wrong])
+        name, ranks = self.whole.table["name"][row], numbers_of([piece.rank for piece in wrong])
         self.whole.findings.append(f"{name}: rank {ranks}'s setting differs from the others")
 
     def _settle_value(self, row: int, partner: int) -> None:
@@ -257,6 +259,7 @@ class _Side:
     ) -> None:
         pieces = self.whole.pieces_of(row)
         self.exact: tuple[bool, ...] = EXACT
+        self.members = {}
         blocks = self._blocks(row, pieces)
         if blocks is None:
             return
@@ -306,7 +309,7 @@ class _Side:
             self._nothing(row, "a piece is not known")
             return
         self._count(way)
-        self.whole.ways[row] = way
+        self.whole.ways[row], self.whole.arithmetic[row] = way, arithmetic
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
         self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))
@@ -333,12 +336,15 @@ class _Side:
             node = of_placement(owners, placement)
             if node is None:
                 missing = [rank for rank in placement.mesh if rank not in owners]
-                why = f"rank {_numbers(missing)} of its mesh is missing" if missing else "its pieces do not just add up"
+                why = (
+                    f"rank {numbers_of(missing)} of its mesh is missing" if missing else "its pieces do not just add up"
+                )
                 self._nothing(row, why)
                 return None
             self._check_replicas(row, owners, placement)
             first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
             blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
+            self.members[first.rank] = placement.mesh
             self.exact = tuple(one and other for one, other in zip(self.exact, node[2], strict=True))
         for kind, count in Counter(way for placement in placements[:1] for way in placement.ways).items():
             self.ways["put together by their recorded placements"] += count if kind != COPIES else 0
@@ -349,10 +355,15 @@ class _Side:
         for at, way in enumerate(placement.ways):
             if way != COPIES:
                 continue
-            for line in np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at]):
-                group = [owners[int(rank)] for rank in line]
-                if not same(group):
-                    self._report(row, self.partner.get(row), group)
+            lines = np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at])
+            groups = [group for line in lines if not same(group := [owners[int(rank)] for rank in line])]
+            wholes = []  # what each copy makes with the shards beside it can be compared with the other side's value
+            for part in np.split(ranks, ranks.shape[at], axis=at) if groups else ():
+                mesh = tuple(part.reshape(-1).tolist())
+                wholes.append(of_placement(owners, replace(placement, mesh=mesh, mesh_shape=part.shape)))
+            for group in groups:
+                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, wholes, strict=True)]
+                self._report(row, self.partner.get(row), [copies])
 
     def _arithmetic(self, row: int, gradient: bool, block: Piece, way: Any) -> Arithmetic:
         if not gradient:
@@ -437,35 +448,17 @@ class _Side:
     ) -> tuple[list[Piece], Any]:
         """Copies that differ: the finding, and the copy that is farthest from the other side's value stands for all."""
         at = AXES.index(axis)
-        odd = self._report(row, partner, along(blocks, at)[0])
+        groups = [group for group in along(blocks, at) if not same(group)]
+        odd = self._report(row, partner, groups or along(blocks, at)[:1])
         chosen = [block for block in blocks if block.place[at] == odd.place[at]]
         return chosen, tuple(COPIES if one == at else dim for one, dim in enumerate(way))
 
-    def _report(self, row: int, partner: int | None, group: list[Piece]) -> Piece:
-        """Say which rank's copy differs: from the other side's value, or from most others."""
-        name = self.whole.table["name"][row]
+    def _report(self, row: int, partner: int | None, groups: list[list[Piece]]) -> Piece:
+        """Note which rank's copy differs; returns the worst one."""
         goal = tuple(self.golden[stat][partner] for stat in STATS) if partner is not None else None
-
-        def distance(piece: Piece) -> float:
-            if goal is not None:
-                pairs = [(one, other) for one, other in zip(piece.stats, goal, strict=True) if None not in (one, other)]
-                return max((abs(one - other) for one, other in pairs), default=0.0)  # type: ignore[operator]
-            return -sum(same([piece, one]) for one in group)
-
-        ordered = sorted(group, key=distance)
-        odd, good = ordered[-1], ordered[0]
-        wrong = [piece.rank for piece in group if not same([piece, good])]
-        if goal is not None and distance(good) > 1e-5 * max((abs(one) for one in goal if one is not None), default=0.0):
-            ranks = _numbers([piece.rank for piece in group])
-            parts = _parts_of(goal, group)
-            text = f"{name}: the copies of ranks {ranks} differ, and none is golden's"
-            if parts:
-                adds = "adds them up" if parts == "sum" else "averages them"
-                text = f"{name}: golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}"
-        else:
-            text = f"{name}: rank {_numbers(wrong)}'s replica differs from the others"
-        if wrong and partner is not None and len(self.whole.findings) < 1000:
-            self.whole.findings.append(text)
+        said, odd = odd_copies(groups, goal, self.members)
+        if said and partner is not None and len(self.whole.findings) < 1000:
+            self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return odd
 
     def _after_reduction(self, blocks: list[Piece], way: Any, found: Known, arithmetic: Arithmetic) -> Known:
@@ -491,6 +484,13 @@ class _Side:
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
             return
         missing = len(self.whole.pieces_of(row)) < self.whole.pieces["expected"][row]
+        if missing and self.optimizer and self.whole.pieces["suffix"][row] == ".input.0":
+            ranks = numbers_of(sorted(set(self.whole.ranks) - {block.rank for block in blocks}))
+            self.whole.findings.append(f"{self.whole.table['name'][row]}: rank {ranks} {NO_UPDATE}")
+            zeros = prod(goal) - sum(counts)  # a parameter without a gradient stays as it is
+            stats = of_concatenation([*(block.stats for block in blocks), (0.0, 0.0, 0.0, 0.0)], [*counts, zeros])
+            self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
+            return
         self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}", shape=not missing)
 
     def _guess(self, row: int, blocks: list[Piece]) -> None:
@@ -562,25 +562,8 @@ class _Side:
             whole.assumed.append(f"not put together: {self.unfit[0]}{more}")
 
 
-def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
-    """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
-    high, low, mean, _ = goal
-    means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
-    if high is None or low is None or mean is None or len(means) < len(group):
-        return ""
-    scale = max(abs(high), abs(low))
-    if any(abs(own - mean) <= _APART * scale for own in means):
-        return ""
-    found = {"sum": sum(means), "mean": sum(means) / len(means)}
-    return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
-
-
 def _signature(pieces: Sequence[Piece]) -> Any:
     return tuple((piece.shape, piece.stats) for piece in pieces)
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
 
 
 def _shapes(blocks: Sequence[Piece]) -> str:

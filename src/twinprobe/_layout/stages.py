@@ -6,14 +6,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import Run
 
 _NUMBER = re.compile(r"\.(\d{1,18})(?=\.)")
-_EXPERTS = re.compile(r"((?:local_)?experts)\.(\d{1,18})(?=\.)")
 OPTIMIZER = "Optimizer."  # what optimizers saw: the name of a parameter follows, not that of a call
 _CHUNK = re.compile(r"^(\w+)\.(\d{1,18})\.")
+
+
+@lru_cache(maxsize=64)
+def _experts(lists: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the numbers of experts in a path: lists that are called so, and those of other names that are known."""
+    names = "".join(rf"|(?<=\.){re.escape(name)}" for name in lists)
+    return re.compile(rf"((?:local_)?experts{names})\.(\d{{1,18}})(?=\.)")
 
 
 def chunk_of(name: str) -> int | None:
@@ -30,8 +37,9 @@ def _has_path(name: str) -> bool:
 class StageNames:
     """Gives the calls of each stage, in the order of the model, the names that one rank alone would give them."""
 
-    def __init__(self, *, chunks: bool) -> None:
+    def __init__(self, *, chunks: bool, lists: tuple[str, ...] = ()) -> None:
         self._chunks = chunks
+        self._experts = _experts(lists)
         self._next_layer: dict[str, int] = defaultdict(int)
         self._next_call: dict[str, int] = defaultdict(int)
         self._offsets: dict[str, int] = {}
@@ -70,7 +78,7 @@ class StageNames:
         if layer and path in self._offsets:
             name = f"{path}.{int(layer[1]) + self._offsets[path]}{name[layer.end() :]}"
         if before:
-            name = _EXPERTS.sub(lambda found: f"{found[1]}.{int(found[2]) + before.get(found[1], 0)}", name)
+            name = self._experts.sub(lambda found: f"{found[1]}.{int(found[2]) + before.get(found[1], 0)}", name)
         return name
 
     def _folded(self, name: str) -> str:
@@ -96,23 +104,24 @@ class StageNames:
         return offsets
 
 
-def in_expert(name: str, parents: dict[str, str | None]) -> bool:
+def in_expert(name: str, parents: dict[str, str | None], lists: tuple[str, ...] = ()) -> bool:
     """Whether a call belongs to one of a list of experts: by its own name, or by the module around it."""
     around: str | None = name
+    pattern = _experts(lists)
     for _ in range(1000):  # parents of a damaged dump may go in circles
         if around is None:
             return False
-        if _EXPERTS.search(around):
+        if pattern.search(around):
             return True
         around = parents.get(around)
     return False
 
 
-def experts_in(names: Iterable[str]) -> dict[str, set[int]]:
+def experts_in(names: Iterable[str], lists: tuple[str, ...] = ()) -> dict[str, set[int]]:
     """The numbers of the experts that each list of experts has on a rank."""
     found: dict[str, set[int]] = defaultdict(set)
     for name in names:
-        for one in _EXPERTS.finditer(name):
+        for one in _experts(lists).finditer(name):
             found[one[1]].add(int(one[2]))
     return found
 
@@ -123,6 +132,7 @@ class Part:
 
     ``expert`` is set where experts lie on several ranks: the part holds those of one rank, or (-1) all but experts.
     ``around`` has the new names of modules that belong to another part and hold calls of this one.
+    ``lists`` are the names of lists of experts that are not called so.
     """
 
     stage: int
@@ -131,6 +141,7 @@ class Part:
     names: dict[str, str]
     expert: int | None = None
     around: dict[str, str] = field(default_factory=dict)
+    lists: tuple[str, ...] = ()
 
     @property
     def first(self) -> Run:
@@ -146,7 +157,7 @@ def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
         parents = part.first.parents
         micro = shared = 0
         for at, name in enumerate(own):
-            inside = part.expert is not None and in_expert(name, parents)
+            inside = part.expert is not None and in_expert(name, parents, part.lists)
             shared += not inside
             if name not in part.names:
                 continue

@@ -20,8 +20,8 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
-from twinprobe._layout.pieces import AXES, Piece, Shape, along, common_shape, load_whole, same
-from twinprobe._layout.ranks import RankDump, fold_calls
+from twinprobe._layout.pieces import AXES, Arithmetic, Piece, Shape, along, common_shape, load_whole, same
+from twinprobe._layout.ranks import RankDump, align_calls, fold_calls
 from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
 from twinprobe._measure.sketch import combined
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
@@ -50,6 +50,7 @@ class Whole(Run):
     lost: list[str] = field(default_factory=list)
     ways: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """How the pieces of a row make the whole, along each axis."""
+    arithmetic: dict[int, Arithmetic] = field(default_factory=dict)
     settled: bool = False
 
     @property
@@ -107,6 +108,11 @@ class Whole(Run):
             found.append(Piece(rank, (micro, dp, ep, cp, tp), local, tuple(stats), file, digest))
         return found
 
+    def names_of(self, row: int) -> list[str]:
+        """What the ranks call one row's value, in the order of its pieces."""
+        names: list[str] = self._lists[-1][row]
+        return names
+
     def placements_of(self, row: int) -> list[Any]:
         """The recorded placements of one row's value, in the order of its pieces."""
         ranks, names = self._lists[0][row], self._lists[-1][row]
@@ -119,12 +125,16 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
 
     stages: dict[int, list[tuple[tuple[int, ...], Run]]] = defaultdict(list)
     of_run: dict[int, RankDump] = {}
+    odd: list[str] = []
+    if layout.ep == micro == 1 and not path.name.startswith("optimizer"):  # else ranks and calls differ anyway
+        for stage in range(layout.pp):
+            odd += align_calls([dump for rank, dump in ranks.items() if layout.place(rank).pp == stage])
     for rank, dump in ranks.items():
         fold_calls(dump, micro)
         place = layout.place(rank)
         stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
         of_run[id(dump.run)] = dump
-    names = StageNames(chunks=layout.vpp > 1)
+    names = StageNames(chunks=layout.vpp > 1, lists=layout.experts)
     parts: list[Part] = []
     for chunk in range(layout.vpp):
         for stage in sorted(stages):
@@ -155,6 +165,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
     whole.parents, whole.arrangement = parents, str(layout)
+    whole.findings += odd
     if routing:
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)
@@ -185,8 +196,8 @@ def _routing(parents: Mapping[str, str | None], layout: Layout) -> set[str]:
     """
     around: set[str | None] = set()
     if layout.ep > 1:
-        inside = {above for name, above in parents.items() if above is not None and in_expert(name, {})}
-        around |= {name for name in inside if not in_expert(name, {})}
+        inside = {above for name, above in parents.items() if above is not None and in_expert(name, {}, layout.experts)}
+        around |= {name for name in inside if not in_expert(name, {}, layout.experts)}
     if layout.tp > 1:
         around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
     return {name for name, above in parents.items() if above in around and not is_module(name)}

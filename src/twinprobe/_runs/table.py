@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -88,6 +89,7 @@ def _joined(chunks: list[pl.Series | int]) -> pl.Series | int:
     return pl.concat([_nothing(chunk) if isinstance(chunk, int) else chunk for chunk in chunks], rechunk=True)
 
 
+@lru_cache(maxsize=2)  # all empty columns of a run share one
 def _nothing(rows: int) -> pl.Series:
     import polars as pl
 

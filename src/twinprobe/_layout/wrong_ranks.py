@@ -1,0 +1,375 @@
+"""Whose piece of a differing value is wrong: which ranks, and of which micro batch.
+
+Tensors tell by their elements. Where none were kept, the blocks of sketches do: each is the norm of a sixteenth of a
+tensor, and where the blocks of one piece make up blocks of the other side's value, these must agree. What is left is
+a piece that holds more than the whole may hold.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import prod, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import bare_path, dims, epsilon
+from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together, same
+from twinprobe._layout.ranks import REDUCTION, RankDump
+from twinprobe._layout.whole import Whole
+from twinprobe._measure.elements import numbers
+from twinprobe._measure.sketch import block_length
+from twinprobe._runs.names import parse_op
+from twinprobe._runs.run import Run
+from twinprobe._runs.sketches import BLOCKS, SHARD
+from twinprobe._runs.table import PARAMETER, STATS
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe._runs.whole_files import inside
+from twinprobe.errors import TwinProbeError
+
+_CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
+_NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
+# Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
+_SAME_MEAN, _APART = 1e-6, 1e-4
+_MEASURES = ("block_norm", "block_max")
+_MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
+
+
+def whose(
+    whole: Whole, row: int, other: Run, partner: int, files: tuple[str | None, str | None], *, inherited: bool = False
+) -> str:
+    """Whose pieces of a differing value are wrong, in words; nothing where all are, or where it cannot be known.
+
+    ``files`` are those of this side and of the other, if both kept their tensors. ``inherited``: its call may have been
+    given wrong values on all ranks.
+    """
+    pieces = whole.pieces_of(row)
+    if max(whole.ways.get(row, (-1,))) < 0 and not any(whole.placements_of(row)):  # copies, or parts of a sum
+        if whole.table["role"][row] == PARAMETER:
+            ranks = _gathered_from(whole, row, other, partner)
+            return f"{_shards(ranks)}, which is gathered" if ranks else ""
+        ranks = _by_summands(whole, row, other, partner)
+        return f"rank {numbers_of(ranks)}'s part of the sum differs" if ranks else ""
+    if None not in files:
+        wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
+    else:
+        wrong = _by_blocks(whole, row, other, partner)
+        if not wrong and not inherited:
+            wrong = _by_statistics(pieces, other, partner)
+    if not wrong or len(wrong) == len(pieces):
+        return ""
+    ranks = sorted({pieces[at].rank for at in wrong})
+    micro = sorted({pieces[at].place[0] for at in wrong})
+    batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
+    if len(ranks) == len({piece.rank for piece in pieces}):
+        return f"{batches} differs, the others agree" if batches else ""
+    return _shards(ranks) + (f", in {batches}" if batches else "")
+
+
+def _shards(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else f"the shards of ranks {numbers_of(ranks)} differ"
+
+
+def numbers_of(ranks: Sequence[int]) -> str:
+    """The first of so many ranks."""
+    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+
+
+def only_on(whole: Whole, op: str) -> str:
+    """The ranks that make a call which others do not make: those of a pipeline stage, those that hold an expert."""
+    rows = np.flatnonzero((whole.pieces["op"] == op).to_numpy())
+    ranks = sorted({piece.rank for row in rows.tolist() for piece in whole.pieces_of(row)})
+    if not ranks or len(ranks) == len(whole.ranks):
+        return ""
+    stages = {whole.layout.place(rank).pp for rank in ranks}
+    stage = f" (pipeline stage {min(stages)})" if whole.layout.pp > 1 and len(stages) == 1 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}{stage}"
+
+
+def odd_copies(
+    groups: Sequence[Sequence[Piece]], goal: Sequence[float | None] | None, members: Mapping[int, Sequence[int]]
+) -> tuple[str, Piece]:
+    """Which copies differ, in words: from the other side's value, or from most others; and the first group's worst.
+
+    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy.
+    """
+    group = groups[0]
+
+    def distance(piece: Piece) -> float:
+        if goal is not None:
+            pairs = [(one, other) for one, other in zip(piece.stats, goal, strict=True) if None not in (one, other)]
+            return max((abs(one - other) for one, other in pairs), default=0.0)  # type: ignore[operator]
+        return -sum(same([piece, one]) for own in groups if piece in own for one in own)
+
+    best, odd = min(group, key=distance), max(group, key=distance)
+    scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
+    if goal is not None and distance(best) > 1e-5 * scale:
+        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group)
+        if not parts:
+            return f"the copies of ranks {ranks} differ, and none is golden's", odd
+        adds = "adds them up" if parts == "sum" else "averages them"
+        return f"golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}", odd
+    wrong: set[int] = set()
+    for own in groups:
+        good = min(own, key=distance)
+        wrong |= {rank for one in own if not same([one, good]) for rank in members.get(one.rank, [one.rank])}
+    return (f"rank {numbers_of(sorted(wrong))}'s replica differs from the others" if wrong else ""), odd
+
+
+def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
+    """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
+    high, low, mean, _ = goal
+    means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
+    if high is None or low is None or mean is None or len(means) < len(group):
+        return ""
+    scale = max(abs(high), abs(low))
+    if any(abs(own - mean) <= _APART * scale for own in means):
+        return ""
+    found = {"sum": sum(means), "mean": sum(means) / len(means)}
+    return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
+
+
+def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:
+    high, low, _, norm = (other.table[stat][partner] for stat in STATS)
+    if high is None or low is None or norm is None:
+        return set()
+    slack = _CLOSE * max(abs(high), abs(low))
+    wrong = set()
+    for at, piece in enumerate(pieces):
+        most, least, _, length = piece.stats
+        if most is not None and least is not None and length is not None:
+            beyond = most > high + slack or least < low - slack or length > norm * (1 + _CLOSE)
+            wrong |= {at} if beyond else set()
+    return wrong
+
+
+def _by_elements(whole: Whole, row: int, other: Run, files: tuple[str, str]) -> set[int]:
+    """The pieces that hold the elements that differ: put together once more, each as its own number."""
+    of_file = {piece.file: at for at, piece in enumerate(whole.pieces_of(row))}
+
+    def number(folder: Path, name: str) -> HostTensor:
+        shape = open_tensor(inside(folder, name)).shape
+        return HostTensor("int32", shape, np.full(prod(shape), of_file[name], np.int32))
+
+    try:
+        owners = np.asarray(load_whole(whole.tensor_folder, files[0], number).data[:])
+        sides = [load_whole(run.tensor_folder, file) for run, file in ((whole, files[0]), (other, files[1]))]
+    except (TwinProbeError, OSError):
+        return set()
+    mine, golden = (numbers(side.dtype, np.asarray(side.data[:]), np.dtype(np.float64)) for side in sides)
+    if not owners.size == mine.size == golden.size or owners.dtype != np.int32:  # the sum of ranks is nobody's
+        return set()
+    with np.errstate(all="ignore"):
+        gap = np.nan_to_num(np.abs(mine - golden), nan=np.inf)
+        of_piece = {int(at): float(np.sqrt((gap[owners == at] ** 2).mean())) for at in np.unique(owners)}
+    return {at for at, worst in of_piece.items() if worst > _NEARER * max(of_piece.values())}
+
+
+# By the blocks of sketches.
+
+
+def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
+    """The ranks whose shards of a parameter are wrong, of which each of them gathered the whole.
+
+    Parameters that are fully sharded are cut along their first dimension, over one dimension of their mesh.
+    """
+    goal, shape = _sketch(other, other.table["name"][partner]), dims(other.table["shape"][partner])
+    if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
+        return []
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
+    length, wrong = block_length(prod(shape)), set()
+    call = parse_op(whole.pieces["op"][row])
+    path = f"{bare_path(call.body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    for group in dict.fromkeys(_shard_group(whole.ranks[rank], path) for rank in of_rank):
+        own = _sketch(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
+        if own is None or own["whole"] != goal["whole"]:
+            return []
+        share = -(-shape[0] // len(group)) * prod(shape[1:])
+        inside: dict[int, list[bool]] = defaultdict(list)  # whether the blocks that lie in one shard differ
+        across: list[set[int]] = []  # the shards that meet in other blocks that differ
+        for block in range(-(-prod(shape) // length)):
+            differs = any(_far(float(own[name][block]), float(goal[name][block])) > close
+                          for name in _MEASURES)  # fmt: skip
+            shards = {block * length // share, (min((block + 1) * length, prod(shape)) - 1) // share}
+            if len(shards) == 1:
+                inside[min(shards)].append(differs)
+            elif differs:
+                across.append(shards)
+        odd = {shard for shard, differ in inside.items() if any(differ)}
+        if any(not shards & odd for shards in across):
+            return []
+        wrong |= {group[shard] for shard in odd}
+    return sorted(wrong) if len(wrong) < len(whole.ranks) else []
+
+
+def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
+    """The ranks whose parts of a recorded reduction are wrong, where others have nothing but zeros in a block.
+
+    So it is with tables of words: each rank looks up its own, and gives zeros for those of others.
+    """
+    pieces, goal = whole.pieces_of(row), _sketch(other, other.table["name"][partner])
+    dumps = [whole.ranks[piece.rank] for piece in pieces]
+    if goal is None or isinstance(other, Whole):
+        return []
+    # Calls inside of tables of words are no part of the whole run, so the ranks are asked.
+    table = dumps[0].run.table
+    results = table.filter(table["name"].str.contains(REDUCTION + r".*\.output\.0$"))
+    alike = [name for name, *stats in results.select("name", *STATS).iter_rows() if tuple(stats) == pieces[0].stats]
+    own = [_sketch(dump.run, alike[0].replace(".output.", ".input.")) for dump in dumps] if alike else []
+    if not own or any(one is None or one["whole"] != goal["whole"] for one in own):
+        return []
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    alone: dict[int, bool] = {}
+    for block in range(BLOCKS):
+        owners = [at for at, one in enumerate(own) if one["block_norm"][block] > 0]
+        if len(owners) == 1:
+            pairs = [(float(own[owners[0]][name][block]), float(goal[name][block])) for name in _MEASURES]
+            alone[owners[0]] = alone.get(owners[0], False) or any(_far(*pair) > close for pair in pairs)
+    wrong = sorted(pieces[at].rank for at, differs in alone.items() if differs)
+    return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
+
+
+def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
+    """The ranks that have the shards of a parameter, in their order; none where it is not cut so."""
+    placement = dump.sharded.get(path)
+    if placement is None or sorted(placement.ways)[-1] or sum(way >= 0 for way in placement.ways) != 1:
+        return ()
+    mesh = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+    lines = np.moveaxis(mesh, placement.ways.index(0), -1).reshape(-1, mesh.shape[placement.ways.index(0)])
+    return next((tuple(line) for line in lines.tolist() if dump.rank in line), ())
+
+
+def _far(one: float, other: float) -> float:
+    return abs(one - other) / max(one, other) if one != other else 0.0
+
+
+def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
+    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
+    goal = _sketch(other, other.table["name"][partner])
+    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
+        return set()
+    rows = _rows_of_pieces(whole, row, pieces, shape)
+    sizes = [prod(piece.shape or ()) for piece in pieces]
+    fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
+               for one, size in zip(own, sizes, strict=True))  # fmt: skip
+    if rows is None or not fits:
+        return set()
+    inner, places = rows
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    alone: dict[int, float] = {}  # how far the blocks are that one piece makes up
+    shared: list[set[int]] = []  # who makes up other blocks that differ
+    used: set[int] = set()
+    for golden_blocks, own_blocks in _same_elements(own, inner, places, int(goal["whole"])):
+        owners = {at for at, _ in own_blocks}
+        mine = [(float(own[at]["block_norm"][block]), float(own[at]["block_max"][block])) for at, block in own_blocks]
+        theirs = [(float(goal["block_norm"][block]), float(goal["block_max"][block])) for block in golden_blocks]
+        gap = 0.0
+        for one, its in (
+            (sqrt(sum(norm * norm for norm, _ in mine)), sqrt(sum(norm * norm for norm, _ in theirs))),
+            (max(most for _, most in mine), max(most for _, most in theirs)),
+        ):
+            gap = max(gap, _far(one, its))
+        used |= owners
+        if len(owners) == 1:
+            (at,) = owners
+            alone[at] = max(gap, alone.get(at, 0.0))
+        elif gap > close:
+            shared.append(owners)
+    worst = max(alone.values(), default=0.0)
+    wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
+    unknown = used - set(alone) or any(not owners & wrong for owners in shared)
+    return set() if unknown or wrong == used else wrong
+
+
+def _sketch(run: Run, name: str) -> Any:
+    """The sketch of a value, a record of one row; None where there is none."""
+    recorded = run.recorded or run
+    try:
+        sketches = recorded.sketches
+    except (TwinProbeError, OSError):
+        return None
+    if sketches is None:
+        return None
+    found = np.flatnonzero((recorded.table["name"] == name).to_numpy())
+    row = sketches.of(found[:1])
+    return row[0] if len(row) and row["flags"][0] else None
+
+
+def _rows_of_pieces(
+    whole: Whole, row: int, pieces: Sequence[Piece], shape: tuple[int, ...]
+) -> tuple[int, NDArray[np.int64]] | None:
+    """A value cut into rows that no axis cuts: their length, and for each the piece and the row there that it is."""
+    placements, way = whole.placements_of(row), whole.ways.get(row, (COPIES,) * len(AXES))
+    cut = [dim for dim in way if dim >= 0] + [dim for one in placements[:1] if one is not None for dim in one.ways]
+    depth = max(cut, default=-1) + 1
+    if not depth or prod(shape[:depth]) > _MOST_ROWS or min(cut) < COPIES:
+        return None
+    cuts = [piece._replace(shape=(piece.shape or ())[:depth], file=str(at)) for at, piece in enumerate(pieces)]
+
+    def rows_of(_folder: Path, name: str) -> HostTensor:
+        at = int(name)
+        size = cuts[at].shape or ()
+        return HostTensor("int64", size, at * _MOST_ROWS + np.arange(prod(size), dtype=np.int64))
+
+    blocks = _on_meshes(cuts, placements) if any(placements) else cuts
+    found = put_together(blocks, way, whole.arithmetic.get(row, PLAIN)) if blocks else None
+    if found is None or found.recipe is None:
+        return None
+    try:
+        places = np.asarray(load_whole(whole.tensor_folder, found.recipe, rows_of).data[:])
+    except TwinProbeError:
+        return None
+    fits = places.dtype == np.int64 and places.size == prod(shape[:depth])  # parts of a sum are nobody's
+    return (prod(shape[depth:]), places) if fits else None
+
+
+def _on_meshes(cuts: Sequence[Piece], placements: Sequence[Placement | None]) -> list[Piece]:
+    """Pieces of distributed tensors put together on each mesh, as far as names go; none where they are not known."""
+    by_rank = {piece.rank: piece for piece in cuts}
+    blocks = []
+    for mesh, placement in {one.mesh: one for one in placements if one is not None}.items():
+        node = of_placement(by_rank, placement)
+        if node is None or node[3] is None or None in placements or len(by_rank) < len(cuts):
+            return []
+        blocks.append(by_rank[mesh[0]]._replace(shape=node[0], file=node[3]))
+    return blocks
+
+
+def _same_elements(
+    own: Sequence[Any], inner: int, places: NDArray[np.int64], count: int
+) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """The smallest sets of blocks that hold the same elements on both sides: golden's, and those of pieces."""
+    at, local = np.divmod(places, _MOST_ROWS)
+    length = block_length(count)
+    lengths = np.array([block_length(int(one["count"])) for one in own])[at]
+    first = np.arange(places.size) * inner
+    start, placed = local * inner, np.array([bool(one["flags"] & SHARD) for one in own])[at]
+    # The sketch of a shard that knew its place has the blocks of the whole.
+    lows = np.where(placed, first // length, start // lengths)
+    highs = np.where(placed, (first + inner - 1) // length, (start + inner - 1) // lengths)
+    links = np.stack([first // length, (first + inner - 1) // length, at, lows, highs], axis=1)
+    above: dict[int, int] = {}
+
+    def root(node: int) -> int:
+        while above.setdefault(node, node) != node:
+            node = above[node]
+        return node
+
+    for low, high, piece, own_low, own_high in np.unique(links, axis=0).tolist():
+        nodes = [*range(low, high + 1), *(BLOCKS * (piece + 1) + block for block in range(own_low, own_high + 1))]
+        for node in nodes:
+            above[root(node)] = root(nodes[0])
+    sets: dict[int, tuple[list[int], list[tuple[int, int]]]] = defaultdict(lambda: ([], []))
+    for node in list(above):
+        golden_blocks, own_blocks = sets[root(node)]
+        if node < BLOCKS:
+            golden_blocks.append(node)
+        else:
+            own_blocks.append((node // BLOCKS - 1, node % BLOCKS))
+    return list(sets.values())
