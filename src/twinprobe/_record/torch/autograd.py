@@ -7,6 +7,7 @@ shows the outgoing one. No identity function, no tensor hook: views and in-place
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,9 @@ from twinprobe._record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEd
 _DOING = "recording gradients"
 Slots = list[tuple[int, int]]  # the position among a node's gradients, and among the call's outputs or inputs
 Grads = tuple[Any, ...]
-Notes = dict[int, Any]  # gradients noted in one run of a node's hook: those it handed on from 1, those it got from -1
+# Gradients noted in one run of a node's hook: those it handed on from 1, those it got from -1. At 0 is the short way to
+# note one, where every call wants the same of it.
+Notes = dict[int, Any]
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _no_functions: Any = torch._C.DisableTorchFunction
 _dispatch_modes: Any = torch._C._len_torch_dispatch_stack
@@ -95,10 +98,17 @@ class Crossing:
             if slot < len(grads) and grads[slot] is not None:
                 known = notes.get(kind * (slot + 1))
                 if known is None:
-                    recorder = self._graph.recorder
-                    known = recorder.note_gradient(self.name, grads[slot])
-                    if recorder.shares_notes:
-                        notes[kind * (slot + 1)] = known
+                    gradient, short = grads[slot], notes.get(0)
+                    if short is not None and type(gradient) is _tensor:
+                        try:
+                            known = notes[kind * (slot + 1)] = short(gradient)
+                        except Exception:  # the long way says what is wrong
+                            short = None
+                    if known is None:
+                        recorder = self._graph.recorder
+                        known = recorder.note_gradient(self.name, gradient)
+                        if recorder.shares_notes:
+                            notes[kind * (slot + 1)] = known
                 places[place] = known
 
     def _settle(self, index: int) -> None:
@@ -121,7 +131,7 @@ class Crossing:
         for hook in self.hooks:
             hook.waiting -= 1
             if not hook.waiting:
-                hook.handle.remove()
+                hook.remove()
         self.hooks.clear()
         self._graph.end(self)
 
@@ -136,7 +146,15 @@ class NodeHook:
         self._graph = graph
         self.acts: list[tuple[Crossing, Callable[..., None], Any]] = []
         self.waiting = 0  # for so many calls
-        self.handle: Any = None
+        self.handle: Any = None  # the hooks of its node, or what PyTorch gave instead
+
+    def remove(self) -> None:
+        """Nothing waits at the node any more."""
+        handle, self.handle = self.handle, None
+        if type(handle) is OrderedDict:
+            handle.pop(self, None)
+        else:
+            handle.remove()
 
     def __call__(self, grads: Grads, arrived: Grads = ()) -> None:
         if _is_grad_enabled() or _dispatch_modes():
@@ -150,6 +168,9 @@ class NodeHook:
         notes: Notes = {}
         try:
             task = graph.note_pass()
+            recorder = graph.recorder
+            if recorder.shares_notes and recorder.active and not recorder.muted:
+                notes[0] = recorder.book.note
         except Exception as error:
             graph.recorder.trouble(_DOING, error)
             return
@@ -161,6 +182,39 @@ class NodeHook:
                     graph.recorder.trouble(_DOING, error)
 
 
+class NodeHooks:
+    """While recording, hooks of ours are put on nodes without a handle for each. PyTorch asks a function of
+    autograd.Function to do it, whose handles count themselves in their class, which makes that class slow."""
+
+    def __init__(self) -> None:
+        self._patched = False
+
+    def attach(self) -> None:
+        """Take the place of PyTorch's function."""
+        home: Any = torch.autograd.Function
+        original = getattr(home, _REGISTER, None)
+        if original is None or _REGISTER in vars(home):
+            return
+
+        def register(hooks: Any, hook: Any) -> tuple[Any, Any]:
+            if type(hook) is not NodeHook:
+                return original(hooks, hook)  # type: ignore[no-any-return]
+            if hooks is None:
+                hooks = OrderedDict()
+            hooks[hook] = hook  # others have numbers
+            return hooks, hooks
+
+        setattr(home, _REGISTER, staticmethod(register))
+        self._patched = True
+
+    def detach(self) -> None:
+        """PyTorch's function is where it was."""
+        if self._patched:
+            delattr(torch.autograd.Function, _REGISTER)
+            self._patched = False
+
+
+_REGISTER = "_register_hook"
 _tensor, _parameter = torch.Tensor, torch.nn.Parameter
 _DIFFERENTIABLE = frozenset(
     one for one in vars(torch).values() if isinstance(one, torch.dtype) and (one.is_floating_point or one.is_complex)
@@ -178,6 +232,7 @@ class Graph:
 
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
+        self.hooks = NodeHooks()
         self.leaves = LeafEdges()
         self.index = GraphIndex(self.leaves.nodes)
         self.waiting: dict[Crossing, None] = {}  # whose gradients may still come
@@ -343,6 +398,7 @@ class Graph:
 
     def close(self) -> None:
         """No more gradients will come: emit what has begun, remove every hook."""
+        self.hooks.detach()
         for crossing in list(self.waiting):
             self.recorder.work(_DOING, crossing.finish)
         for guard in self._guards:

@@ -292,6 +292,8 @@ class TorchRecorder(Recorder):
                 self.pipeline.attach()
                 if self.config.optimizer and self.engine.places is None:
                     self.engine.places = Placements(self.pipeline.known)
+            if self.backward:
+                self.graph.hooks.attach()
             self.mode.attach()
             self.compiled.attach()
             self.book.may_wait = True
