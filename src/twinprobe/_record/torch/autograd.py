@@ -131,7 +131,11 @@ class Crossing:
         for hook in self.hooks:
             hook.waiting -= 1
             if not hook.waiting:
-                hook.remove()
+                if type(hook.handle) is OrderedDict:
+                    hook.handle.pop(hook, None)
+                else:
+                    hook.handle.remove()
+                hook.handle = None
         self.hooks.clear()
         self._graph.end(self)
 
@@ -147,14 +151,6 @@ class NodeHook:
         self.acts: list[tuple[Crossing, Callable[..., None], Any]] = []
         self.waiting = 0  # for so many calls
         self.handle: Any = None  # the hooks of its node, or what PyTorch gave instead
-
-    def remove(self) -> None:
-        """Nothing waits at the node any more."""
-        handle, self.handle = self.handle, None
-        if type(handle) is OrderedDict:
-            handle.pop(self, None)
-        else:
-            handle.remove()
 
     def __call__(self, grads: Grads, arrived: Grads = ()) -> None:
         if _is_grad_enabled() or _dispatch_modes():
@@ -182,49 +178,30 @@ class NodeHook:
                     graph.recorder.trouble(_DOING, error)
 
 
-class NodeHooks:
-    """While recording, hooks of ours are put on nodes without a handle for each. PyTorch asks a function of
-    autograd.Function to do it, whose handles count themselves in their class, which makes that class slow."""
-
-    def __init__(self) -> None:
-        self._patched = False
-
-    def attach(self) -> None:
-        """Take the place of PyTorch's function."""
-        home: Any = torch.autograd.Function
-        original = getattr(home, _REGISTER, None)
-        if original is None or _REGISTER in vars(home):
-            return
-
-        def register(hooks: Any, hook: Any) -> tuple[Any, Any]:
-            if type(hook) is not NodeHook:
-                return original(hooks, hook)  # type: ignore[no-any-return]
-            if hooks is None:
-                hooks = OrderedDict()
-            hooks[hook] = hook  # others have numbers
-            return hooks, hooks
-
-        setattr(home, _REGISTER, staticmethod(register))
-        self._patched = True
-
-    def detach(self) -> None:
-        """PyTorch's function is where it was."""
-        if self._patched:
-            delattr(torch.autograd.Function, _REGISTER)
-            self._patched = False
+# While recording, hooks of ours are put on nodes without a handle for each. PyTorch asks a function of its class
+# Function for it, whose handles count themselves in their class, which makes that class slow.
+FUNCTION: Any = torch.autograd.Function
+REGISTER = "_register_hook"
+_with_handle: Any = getattr(FUNCTION, REGISTER, None)
 
 
-_REGISTER = "_register_hook"
+@staticmethod  # type: ignore[misc]  # as an attribute of that class
+def without_handle(hooks: Any, hook: Any) -> tuple[Any, Any]:
+    """Put a hook among those of a node. PyTorch keeps the first of what it gets, and returns the second."""
+    if type(hook) is not NodeHook:
+        return _with_handle(hooks, hook)  # type: ignore[no-any-return]
+    if hooks is None:
+        hooks = OrderedDict()
+    hooks[hook] = hook  # those of others are found by a number
+    return hooks, hooks
+
+
 _tensor, _parameter = torch.Tensor, torch.nn.Parameter
 _DIFFERENTIABLE = frozenset(
     one for one in vars(torch).values() if isinstance(one, torch.dtype) and (one.is_floating_point or one.is_complex)
 )
+# The hooks through which goes what nodes save now, those of checkpoints among them. Old versions do not tell.
 _packing: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
-def _packs_tensors() -> bool:
-    """Whether what nodes save now goes through hooks, those of checkpoints among them. Old versions do not tell."""
-    return _packing is None or _packing(True) is not None
 
 
 class Graph:
@@ -232,7 +209,6 @@ class Graph:
 
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
-        self.hooks = NodeHooks()
         self.leaves = LeafEdges()
         self.index = GraphIndex(self.leaves.nodes)
         self.waiting: dict[Crossing, None] = {}  # whose gradients may still come
@@ -262,7 +238,8 @@ class Graph:
         self, name: str, inputs: list[Edge | None], outputs: list[torch.Tensor], since: int, depth: int = -1
     ) -> bool:
         """Hook the nodes of one finished call; False when it made no node, so that it has no backward of its own."""
-        may_recompute = depth >= 0 and _packs_tensors()  # a node that unpacks tensors may recompute a module inside
+        # A node that unpacks tensors may recompute a module inside.
+        may_recompute = depth >= 0 and (_packing is None or _packing(True) is not None)
         if len(outputs) == 1 and not may_recompute:
             node = outputs[0].grad_fn
             if node is None or node._sequence_nr() < since:
@@ -398,7 +375,8 @@ class Graph:
 
     def close(self) -> None:
         """No more gradients will come: emit what has begun, remove every hook."""
-        self.hooks.detach()
+        if vars(FUNCTION).get(REGISTER) is without_handle:
+            delattr(FUNCTION, REGISTER)
         for crossing in list(self.waiting):
             self.recorder.work(_DOING, crossing.finish)
         for guard in self._guards:
