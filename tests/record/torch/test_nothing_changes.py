@@ -189,3 +189,44 @@ def test_a_program_that_sets_its_garbage_collector_keeps_what_it_set(tmp_path: P
         assert gc.get_threshold() == (1234, 5, 6)
     finally:
         gc.set_threshold(*usual)
+
+
+class Hooking(torch.nn.Module):
+    """A program that puts hooks of its own on nodes which the recorder watches too, before and after it does."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.layer, self._seen = torch.nn.Linear(4, 4), seen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        z: torch.Tensor = torch.tanh(y)
+        self._hook(y, "after a call is recorded")
+        self._hook(z, "before a call is recorded")
+        self._hook(z, "removed").remove()
+        return z
+
+    def _hook(self, tensor: torch.Tensor, name: str) -> Any:
+        assert tensor.grad_fn is not None
+        tensor.grad_fn.register_prehook(lambda grads: self._seen.append(f"arrives, {name}"))
+        return tensor.grad_fn.register_hook(lambda grads, arrived: self._seen.append(f"leaves, {name}"))
+
+
+def test_hooks_of_the_program_on_nodes_run_beside_ours_and_can_be_removed(tmp_path: Path) -> None:
+    def run(observe: Any) -> list[str]:
+        torch.manual_seed(0)
+        seen: list[str] = []
+        model = torch.nn.Sequential(Hooking(seen))
+        with observe(model):
+            loss = model(batch()[:, :4]).sum()
+            loss.backward(retain_graph=True)
+        loss.backward()  # nothing of ours is on the nodes any more
+        return seen
+
+    plain = run(lambda _: nullcontext())
+    before = dict(vars(torch.autograd.Function))
+    assert run(lambda model: record(dump_path=str(tmp_path / "d"), model=model, level="mix")) == plain
+    assert "leaves, removed" not in plain
+    assert dict(vars(torch.autograd.Function)) == before
+    (dump,) = tmp_path.rglob("dump.json")
+    assert "Module.0.layer.Linear.backward.0" in dump.read_text()

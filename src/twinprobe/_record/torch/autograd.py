@@ -7,6 +7,7 @@ shows the outgoing one. No identity function, no tensor hook: views and in-place
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,9 @@ from twinprobe._record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEd
 _DOING = "recording gradients"
 Slots = list[tuple[int, int]]  # the position among a node's gradients, and among the call's outputs or inputs
 Grads = tuple[Any, ...]
-Notes = dict[int, Any]  # gradients noted in one run of a node's hook: those it handed on from 1, those it got from -1
+# Gradients noted in one run of a node's hook: those it handed on from 1, those it got from -1. At 0 is the short way to
+# note one, where every call wants the same of it.
+Notes = dict[int, Any]
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _no_functions: Any = torch._C.DisableTorchFunction
 _dispatch_modes: Any = torch._C._len_torch_dispatch_stack
@@ -95,10 +98,17 @@ class Crossing:
             if slot < len(grads) and grads[slot] is not None:
                 known = notes.get(kind * (slot + 1))
                 if known is None:
-                    recorder = self._graph.recorder
-                    known = recorder.note_gradient(self.name, grads[slot])
-                    if recorder.shares_notes:
-                        notes[kind * (slot + 1)] = known
+                    gradient, short = grads[slot], notes.get(0)
+                    if short is not None and type(gradient) is _tensor:
+                        try:
+                            known = notes[kind * (slot + 1)] = short(gradient)
+                        except Exception:  # the long way says what is wrong
+                            short = None
+                    if known is None:
+                        recorder = self._graph.recorder
+                        known = recorder.note_gradient(self.name, gradient)
+                        if recorder.shares_notes:
+                            notes[kind * (slot + 1)] = known
                 places[place] = known
 
     def _settle(self, index: int) -> None:
@@ -121,7 +131,11 @@ class Crossing:
         for hook in self.hooks:
             hook.waiting -= 1
             if not hook.waiting:
-                hook.handle.remove()
+                if type(hook.handle) is OrderedDict:
+                    hook.handle.pop(hook, None)
+                else:
+                    hook.handle.remove()
+                hook.handle = None
         self.hooks.clear()
         self._graph.end(self)
 
@@ -136,7 +150,7 @@ class NodeHook:
         self._graph = graph
         self.acts: list[tuple[Crossing, Callable[..., None], Any]] = []
         self.waiting = 0  # for so many calls
-        self.handle: Any = None
+        self.handle: Any = None  # the hooks of its node, or what PyTorch gave instead
 
     def __call__(self, grads: Grads, arrived: Grads = ()) -> None:
         if _is_grad_enabled() or _dispatch_modes():
@@ -150,6 +164,9 @@ class NodeHook:
         notes: Notes = {}
         try:
             task = graph.note_pass()
+            recorder = graph.recorder
+            if recorder.shares_notes and recorder.active and not recorder.muted:
+                notes[0] = recorder.book.note
         except Exception as error:
             graph.recorder.trouble(_DOING, error)
             return
@@ -161,16 +178,30 @@ class NodeHook:
                     graph.recorder.trouble(_DOING, error)
 
 
+# While recording, hooks of ours are put on nodes without a handle for each. PyTorch asks a function of its class
+# Function for it, whose handles count themselves in their class, which makes that class slow.
+FUNCTION: Any = torch.autograd.Function
+REGISTER = "_register_hook"
+_with_handle: Any = getattr(FUNCTION, REGISTER, None)
+
+
+@staticmethod  # type: ignore[misc]  # as an attribute of that class
+def without_handle(hooks: Any, hook: Any) -> tuple[Any, Any]:
+    """Put a hook among those of a node. PyTorch keeps the first of what it gets, and returns the second."""
+    if type(hook) is not NodeHook:
+        return _with_handle(hooks, hook)  # type: ignore[no-any-return]
+    if hooks is None:
+        hooks = OrderedDict()
+    hooks[hook] = hook  # those of others are found by a number
+    return hooks, hooks
+
+
 _tensor, _parameter = torch.Tensor, torch.nn.Parameter
 _DIFFERENTIABLE = frozenset(
     one for one in vars(torch).values() if isinstance(one, torch.dtype) and (one.is_floating_point or one.is_complex)
 )
+# The hooks through which goes what nodes save now, those of checkpoints among them. Old versions do not tell.
 _packing: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
-def _packs_tensors() -> bool:
-    """Whether what nodes save now goes through hooks, those of checkpoints among them. Old versions do not tell."""
-    return _packing is None or _packing(True) is not None
 
 
 class Graph:
@@ -207,7 +238,8 @@ class Graph:
         self, name: str, inputs: list[Edge | None], outputs: list[torch.Tensor], since: int, depth: int = -1
     ) -> bool:
         """Hook the nodes of one finished call; False when it made no node, so that it has no backward of its own."""
-        may_recompute = depth >= 0 and _packs_tensors()  # a node that unpacks tensors may recompute a module inside
+        # A node that unpacks tensors may recompute a module inside.
+        may_recompute = depth >= 0 and (_packing is None or _packing(True) is not None)
         if len(outputs) == 1 and not may_recompute:
             node = outputs[0].grad_fn
             if node is None or node._sequence_nr() < since:
@@ -343,6 +375,8 @@ class Graph:
 
     def close(self) -> None:
         """No more gradients will come: emit what has begun, remove every hook."""
+        if vars(FUNCTION).get(REGISTER) is without_handle:
+            delattr(FUNCTION, REGISTER)
         for crossing in list(self.waiting):
             self.recorder.work(_DOING, crossing.finish)
         for guard in self._guards:

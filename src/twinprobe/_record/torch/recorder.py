@@ -22,7 +22,7 @@ from twinprobe._record.engine import Engine
 from twinprobe._record.recorder import Recorder
 from twinprobe._record.render import Capturer, remark_of
 from twinprobe._record.rows import Entry, GradientWatch, Group, Leaf, Note, ParameterGradients, with_total_norm
-from twinprobe._record.torch.autograd import Graph
+from twinprobe._record.torch.autograd import FUNCTION, REGISTER, Graph, without_handle
 from twinprobe._record.torch.collectives import Collectives
 from twinprobe._record.torch.function_mode import ApiMode
 from twinprobe._record.torch.graph_index import Edge, sequence_number
@@ -292,6 +292,8 @@ class TorchRecorder(Recorder):
                 self.pipeline.attach()
                 if self.config.optimizer and self.engine.places is None:
                     self.engine.places = Placements(self.pipeline.known)
+            if self.backward and REGISTER not in vars(FUNCTION):
+                setattr(FUNCTION, REGISTER, without_handle)
             self.mode.attach()
             self.compiled.attach()
             self.book.may_wait = True

@@ -35,15 +35,9 @@ class StorageNumbers:
     so that the record's place cannot be given to another one."""
 
     def __init__(self) -> None:
-        self.held: dict[int, int] = {}  # by the place of the record; read by who cannot afford a call
+        self.held: dict[int, int] = {}  # weak references by the place of the record; TensorBook.note adds them
         self.moved: dict[int, int] = {}  # those with another number by now; both are always the same dictionaries
         self._next = -1  # no place is negative
-
-    def hold(self, storage: Any) -> None:
-        """From now on this storage's number stands for it."""
-        identity = storage._cdata
-        if identity not in self.held:
-            self.held[identity] = storage._weak_ref()
 
     def renumber(self, storage: Any) -> None:
         """Whatever is known by this storage's number is known no more."""
@@ -157,7 +151,7 @@ class TensorBook:
             if number not in self._references and number >= 0:
                 if len(self._references) >= _PURGE_AT:
                     self._purge()
-                self._numbers.hold(storage)
+                self._references[number] = storage._weak_ref()
             name = _REAL.get(dtype)
             on_device = tensor.is_cuda or (self._host_too and tensor.is_cpu)
             plain = name is not None and address and (on_device or tensor.is_cpu) and storage.data_ptr()
