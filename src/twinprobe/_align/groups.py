@@ -16,7 +16,7 @@ from twinprobe._align.auto.tree import ROOT, CallTree
 from twinprobe._align.calls import Side, dims
 from twinprobe._align.links import NONE, CallGroup
 from twinprobe._align.turns import fits_shape
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import FORWARD
 from twinprobe._runs.run import STATISTICS, Run
 from twinprobe._runs.table import INPUT, OUTPUT
 
@@ -104,17 +104,11 @@ def free_pieces(
 
 
 def _calls_inside(tree: CallTree, scope: int, link: dict[int, int], barred: set[int]) -> list[int]:
-    found = []
-    stack = list(reversed(tree.children[scope]))
-    while stack:
-        node = stack.pop()
-        if node in link or not tree.children[node]:
-            found.append(node)
-        elif node in barred:
-            found.append(NONE)
-        else:
-            stack.extend(reversed(tree.children[node]))
-    return found
+    def is_whole(node: int) -> bool:
+        return node in link or not tree.children[node]
+
+    nodes = tree.opened(tree.children[scope], lambda node: not is_whole(node) and node not in barred)
+    return [node if is_whole(node) else NONE for node in nodes]
 
 
 def _cut(
@@ -284,7 +278,7 @@ def backward_rows(
     Those of what entered are compared where they arrive: in a softmax they cancel, and other steps round otherwise.
     """
     back = [
-        [op for call in ops if (op := _backward(flow.side, call)) != NONE]
+        [op for call in ops if (op := flow.side.backward(call)) != NONE]
         for flow, ops in zip(flows, (mine, theirs), strict=True)
     ]
     if not all(back):
@@ -299,15 +293,11 @@ def backward_rows(
     return CallGroup(tuple(sorted(back[0])), tuple(sorted(back[1]))), found
 
 
-def _backward(side: Side, op: int) -> int:
-    return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE)
-
-
 def _gradient(flow: Flow, ops: Sequence[int], row: int) -> int:
     """The gradient of an output, where the backward call has one for each."""
     prints = flow.prints
     op = next(op for op in ops if flow.side.starts[op] <= row < flow.side.starts[op + 1])
-    rows, gradients = prints.rows(op, OUTPUT), prints.rows(_backward(flow.side, op), INPUT)
+    rows, gradients = prints.rows(op, OUTPUT), prints.rows(flow.side.backward(op), INPUT)
     if len(rows) != len(gradients) or prints.numel[gradients[rows.index(row)]] != prints.numel[row]:
         return NONE
     return gradients[rows.index(row)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from twinprobe._align.links import Pairs, match_names, needs_help
+import numpy as np
+
+from twinprobe._align.calls import MINDSPORE, bare_path, split
+from twinprobe._align.links import RULE, Pairs, from_partners
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.run import Run
 
 # Which mappings a user can ask for.
@@ -86,3 +91,120 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
     from twinprobe._align.mapping.mapped import read_mappings
 
     return read_mappings(options)
+
+
+# Equal names belong together.
+
+
+def match_names(target: Run, golden: Run) -> Pairs:
+    """Pair rows of equal name; backward calls by their order of appearance, on both sides."""
+    if _same_calls(target, golden):
+        rows = np.arange(target.table.height, dtype=np.int32)
+        return Pairs(rows, rows.copy(), [RULE] * len(rows))
+    return join_names(target, golden)
+
+
+def join_names(target: Run, golden: Run) -> Pairs:
+    """The same for any two runs, key by key."""
+    golden_keys = row_keys(golden)
+    place = dict(zip(reversed(golden_keys), range(len(golden_keys) - 1, -1, -1), strict=True))
+    partners = [place.pop(key, -1) for key in row_keys(target)]
+    return from_partners(partners, len(golden_keys), [RULE if at >= 0 else "" for at in partners])
+
+
+def _same_calls(target: Run, golden: Run) -> bool:
+    """Whether both runs hold the same rows in the same order, none of them twice: every row meets its like then."""
+    if target.ops != golden.ops:
+        return False
+    names, place = target.table["name"], ["op", "name"]
+    return names.n_unique() == len(names) and target.table.select(place).equals(golden.table.select(place))
+
+
+def op_keys(run: Run) -> list[str]:
+    """One key per call. Backward calls are numbered by their order of appearance.
+
+    Autograd replays calls in an order of its own, so the n-th backward entry of an API is the n-th to run, whatever
+    number it carries; both runs are numbered the same way, or two equal runs would not pair with themselves.
+    """
+    if run.single_points:
+        return run.ops
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in run.ops:
+        if BACKWARD not in name:
+            keys.append(name)
+            continue
+        op = parse_op(name)
+        if op.direction != BACKWARD:
+            keys.append(name)
+            continue
+        kind = op.without_call
+        keys.append(op.renumbered(seen[kind]))
+        seen[kind] += 1
+    return keys
+
+
+def row_keys(run: Run) -> list[str]:
+    """One key per row: its call's key and its place among the call's values."""
+    ops, keys = run.ops, op_keys(run)
+    result = []
+    for at, shown in zip(run.table["op"].to_list(), run.table["name"].to_list(), strict=True):
+        op, key, name = ops[at], keys[at], shown
+        if key is not op and name.startswith(op):
+            name = key + name[len(op) :]
+        # A keyword argument's file says .kwargs., its row without a file says .input.
+        if ".kwargs." in name:
+            name = name.replace(".kwargs.", ".input.", 1)
+        result.append(name)
+    return result
+
+
+# Whether the names of two runs meet, or whether pairing them needs more than names.
+
+# So many modules without their like do not make two code bases; of calls, some names in common are enough.
+_STRANGE_MODULES, _STRANGE_CALLS = 0.05, 0.95
+
+
+def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
+    """Whether names alone would leave much unpaired: other framework, other code base.
+
+    ``by_place``: names are the paths of modules and the APIs, without call numbers and wrappers.
+    """
+    if (target.framework == MINDSPORE) != (golden.framework == MINDSPORE):
+        return True
+    if target.ops == golden.ops:
+        return False
+    if by_place:
+        return not _places_meet(target.ops, golden.ops)
+    return not names_meet(target, golden) or not modules_meet(target.ops, golden.ops)
+
+
+def _places_meet(target: list[str], golden: list[str]) -> bool:
+    """Whether the modules of one run nearly all have their paths in the other; without modules, whether APIs recur."""
+    paths, others = (
+        {bare_path(split(name)[0].partition(".")[2].rpartition(".")[0]) for name in _forward_modules(ops)}
+        for ops in (target, golden)
+    )
+    if paths and others:
+        return _strangers(paths, others) <= _STRANGE_MODULES
+    return _strangers({split(name)[0] for name in target}, {split(name)[0] for name in golden}) <= _STRANGE_CALLS
+
+
+def names_meet(target: Run, golden: Run) -> bool:
+    """Whether some calls of the two runs have equal names."""
+    return _strangers(set(target.ops), set(golden.ops)) <= _STRANGE_CALLS
+
+
+def modules_meet(target: list[str], golden: list[str]) -> bool:
+    """Whether the modules of one run nearly all have their names in the other (or there are none)."""
+    return target == golden or _strangers(_forward_modules(target), _forward_modules(golden)) <= _STRANGE_MODULES
+
+
+def _strangers(target: set[str], golden: set[str]) -> float:
+    """The share of the smaller side that is not in the other."""
+    fewest = min(len(target), len(golden))
+    return (fewest - len(target & golden)) / fewest if fewest else 0.0
+
+
+def _forward_modules(ops: list[str]) -> set[str]:
+    return {name for name in ops if name.startswith(("Module.", "Cell.")) and f".{FORWARD}." in name}

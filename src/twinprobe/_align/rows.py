@@ -291,13 +291,13 @@ def _tensor_arguments(side: Side, op: int) -> list[str]:
     """The arguments of a module call that are tensors and given by place: their gradients come back in this order."""
     return [
         suffix
-        for suffix, row in zip(side.suffixes(op), range(side.starts[op], side.starts[op + 1]), strict=True)
+        for suffix, row in zip(side.suffixes(op), side.rows(op), strict=True)
         if side.roles[row] == INPUT and suffix[7:].isdecimal() and side.shapes[row] is not None
     ]
 
 
 def _outputs(side: Side, op: int) -> list[int]:
-    return [row for row in range(side.starts[op], side.starts[op + 1]) if side.roles[row] == OUTPUT]
+    return [row for row in side.rows(op) if side.roles[row] == OUTPUT]
 
 
 # Heads of keys and values that one run repeats before a call, and the other inside it: no values of one shape.

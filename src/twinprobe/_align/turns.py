@@ -58,6 +58,16 @@ def fits_shape(target: Shape, golden: Shape) -> bool:
     return target == golden or bool(_ways(target, golden))
 
 
+def fill_up(parts: Iterable[Shape], whole: Shape) -> bool:
+    """Whether tensors of these shapes, side by side along one axis, are as large as the whole."""
+    shapes = list(parts)
+    return all(len(part) == len(whole) for part in shapes) and any(
+        sum(part[axis] for part in shapes) == size
+        and {part[:axis] + part[axis + 1 :] for part in shapes} == {whole[:axis] + whole[axis + 1 :]}
+        for axis, size in enumerate(whole)
+    )
+
+
 def _ways(target: Shape, golden: Shape) -> list[Axes]:
     if len(target) != len(golden):
         plain = [tuple(size for size in shape if size != 1) for shape in (target, golden)]

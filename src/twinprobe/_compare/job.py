@@ -26,7 +26,6 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
-from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
@@ -70,7 +69,7 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     with arranged(request, jobs, "compare") as (jobs, remarks):
         notes += remarks
         if jobs[0].session is None:  # one pair, done at once in this process
-            summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
+            summary = _carry_out(jobs[0], lambda done, total: advance("MiB", done, total))[0].summary
             return Outcome([summary], [*lost, *summary.lost], notes)
 
         def interrupted(gathered: Gathered) -> None:
@@ -279,11 +278,6 @@ def _noise_run(job: Job) -> Path | None:
             f"holds no run for {job.golden}", where=named, hint="record the noise on the same ranks and steps"
         )
     return beside
-
-
-def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:
-    """Compare one pair and write its results."""
-    return _carry_out(job, progress)[0].summary
 
 
 def run_rank(job: Job) -> RankOutcome | Cut:

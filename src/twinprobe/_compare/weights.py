@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, islice
-from math import isclose, prod
+from math import isclose
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import Shape, dims
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._align.rows import spelled
-from twinprobe._align.turns import IN_OUT
+from twinprobe._align.turns import IN_OUT, fill_up
 from twinprobe._compare.pair_table import ALIGNED
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import EPSILON
@@ -383,12 +383,5 @@ def _sizes(shape: Shape) -> Shape:
 
 def _adds_up(shapes: list[Shape], whole: Shape) -> bool:
     """Whether tensors of these shapes make up the whole along one axis, as they are or transposed."""
-    if sum(prod(shape) for shape in shapes) != prod(whole) or any(len(shape) != len(whole) for shape in shapes):
-        return False
-    for turned in (False, True) if len(whole) == 2 else (False,):
-        sides = [shape[::-1] if turned else shape for shape in shapes]
-        for axis in range(len(whole)):
-            rest = whole[:axis] + whole[axis + 1 :]
-            if all(shape[:axis] + shape[axis + 1 :] == rest for shape in sides):
-                return True
-    return False
+    turned = [shape[::-1] for shape in shapes] if len(whole) == 2 else shapes
+    return fill_up(shapes, whole) or fill_up(turned, whole)

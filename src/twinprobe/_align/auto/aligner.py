@@ -33,11 +33,8 @@ class _Teller:
     def __init__(self, facts: Facts, linked: list[int], other: Facts, known: dict[int, str]) -> None:
         self._facts, self._linked, self._other, self._known = facts, linked, other, known
         self._families = set(other.tree.family)
-        self._encloses = [False] * len(facts.tree)
-        for node in reversed(facts.tree.in_order):
-            parent = facts.tree.parent[node]
-            if parent != NONE and (linked[node] != NONE or self._encloses[node]):
-                self._encloses[parent] = True
+        links = [int(partner != NONE) for partner in linked]
+        self._encloses = [inside > own for inside, own in zip(facts.tree.totals(links), links, strict=True)]
 
     def why(self, node: int) -> str:
         tree = self._facts.tree
@@ -162,7 +159,7 @@ def _alignment(sketch: Sketch) -> Alignment:
     )
 
 
-def _relation(sketch: Sketch, link: Link) -> Relation:
+def _relation(sketch: Sketch, link: Link) -> Relation[str]:
     target, golden = sketch.target.tree.name, sketch.golden.tree.name
     return Relation(
         tuple(target[node] for node in link.target), tuple(golden[node] for node in link.golden),

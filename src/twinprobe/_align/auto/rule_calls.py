@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
-from twinprobe._align.auto.fingerprints import row_values_agree, same_values
-from twinprobe._align.auto.layer_scores import WIDEST, SortCells, ValueCells, _like_sizes, kinds_fit, names_fit
+from twinprobe._align.auto.fingerprints import ValueCells, row_values_agree, same_values
+from twinprobe._align.auto.layer_scores import WIDEST, SortCells, distinct, kinds_fit, like_sizes, names_fit
 from twinprobe._align.auto.sequence import (
     MOST,
     Ints,
@@ -80,7 +80,7 @@ def fit(one: Sort, other: Sort) -> float:
 
 
 def _sizes(one: Sort, other: Sort) -> float:
-    return _one_size(one.outputs, other.outputs) + 0.5 * _like_sizes(one.inputs, other.inputs)
+    return _one_size(one.outputs, other.outputs) + 0.5 * like_sizes(one.inputs, other.inputs)
 
 
 def _one_size(one: Shape | None, other: Shape | None) -> float:
@@ -88,7 +88,7 @@ def _one_size(one: Shape | None, other: Shape | None) -> float:
         return 0.0
     if one == other:
         return 1.0
-    alike = _like_sizes(one, other)
+    alike = like_sizes(one, other)
     return alike - 0.2 if alike > 0 else -2.0
 
 
@@ -209,7 +209,7 @@ class _CallMatcher:
         return score
 
     def _pair(self, mine: list[int], theirs: list[int], values: NDArray[np.float64]) -> _Found:
-        rows, columns = _numbered(mine), _numbered(theirs)
+        rows, columns = distinct(mine), distinct(theirs)
         table = np.array([[self._fit(one, other) for other in columns[0]] for one in rows[0]])
         steps = pair_by_table(table[rows[1]][:, columns[1]] + values, _EDGE)
         good = [step for step in steps if step.score > 0]
@@ -254,17 +254,11 @@ def _sizes_meet(sketch: Sketch) -> bool:
     """Whether the layers that belong together give tensors of one size; not so for batches of another size."""
     met = []
     for link in sketch.links:
-        if len(link.target) == len(link.golden) == 1 and sketch.target.is_layer[link.target[0]]:
+        if link.one_to_one and sketch.target.is_layer[link.target[0]]:
             rows = sketch.target.output_row(link.target[0]), sketch.golden.output_row(link.golden[0])
             if NONE not in rows:
                 met.append(sketch.target.prints.numel[rows[0]] == sketch.golden.prints.numel[rows[1]])
     return bool(2 * sum(met) >= len(met))
-
-
-def _numbered(sorts: list[int]) -> tuple[list[int], NDArray[np.int64]]:
-    places: dict[int, int] = {}
-    numbers = [places.setdefault(sort, len(places)) for sort in sorts]
-    return list(places), np.array(numbers, dtype=np.int64)
 
 
 # Rule: calls at the same place that are equal in meaning, whatever they are called; several may do what one does.

@@ -8,11 +8,11 @@ from itertools import pairwise
 from twinprobe._align.auto.alignment import RESIDUAL, SAME
 from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.layer_scores import names_fit, values_fit
-from twinprobe._align.auto.rule_layers import BRANCHES, by_scope, pair_layers
+from twinprobe._align.auto.rule_layers import BRANCHES, by_scope, linked_scope, pair_layers
 from twinprobe._align.auto.tree import ROOT, Facts, Layer
 from twinprobe._align.auto.words import words_of
 from twinprobe._align.auto.workspace import Link, Sketch, sure, tensor
-from twinprobe._align.links import NONE
+from twinprobe._align.links import NONE, best_in_order
 
 RULE = "same layers inside"
 _SAME_INSIDE, _ALIKE = 1.0, 1.5
@@ -41,12 +41,7 @@ def _mean_confidence(sketch: Sketch) -> list[float]:
     for link in sketch.links:
         count[link.target[0]] += 1
         total[link.target[0]] += link.confidence
-    for node in reversed(tree.in_order):
-        parent = tree.parent[node]
-        if parent != NONE:
-            count[parent] += count[node]
-            total[parent] += total[node]
-    return [found / max(1, links) for found, links in zip(total, count, strict=True)]
+    return [found / max(1, links) for found, links in zip(tree.totals(total), tree.totals(count), strict=True)]
 
 
 def _contents(sketch: Sketch, *, golden: bool) -> list[_Content]:
@@ -56,13 +51,8 @@ def _contents(sketch: Sketch, *, golden: bool) -> list[_Content]:
     for number, link in enumerate(sketch.links):
         node = (link.golden if golden else link.target)[0]  # several nodes are still one link
         count[node] += 1
-        mixed[node] = (mixed[node] + _hash(number)) & _MASK
-    for node in reversed(tree.in_order):
-        parent = tree.parent[node]
-        if parent != NONE:
-            count[parent] += count[node]
-            mixed[parent] = (mixed[parent] + mixed[node]) & _MASK
-    return list(zip(count, mixed, strict=True))
+        mixed[node] += _hash(number)
+    return [(links, hashes & _MASK) for links, hashes in zip(tree.totals(count), tree.totals(mixed), strict=True)]
 
 
 def _hash(number: int) -> int:
@@ -87,20 +77,20 @@ def _link_chain(
 ) -> None:
     classes = sketch.target.tree.cls, sketch.golden.tree.cls
     choice = len(chain) * len(others) > 1
-    scores = [[score_pair(sketch, node, other) for other in others] for node in chain]
+    scores = [{to: score_pair(sketch, node, other) for to, other in enumerate(others)} for node in chain]
     if choice:
         for at, node in enumerate(chain):
             for to, other in enumerate(others):
                 scores[at][to] += _ALIKE * bool(votes[classes[0][node], classes[1][other]])
         for at, to in _named_alike([classes[0][node] for node in chain], [classes[1][other] for other in others]):
             scores[at][to] += _ONE_BY_ONE
-    pairs, total = _best_pairs(scores)
+    pairs, total = best_in_order(scores)
     alike = _wrapped(sketch.target, chain), _wrapped(sketch.golden, others)
     for at, to in pairs:
         margin = scores[at][to]
         if choice:
             without = _without_likes(scores, alike, at, to)
-            margin = min(margin, total - _best_pairs(without)[1])
+            margin = min(margin, total - best_in_order(without)[1])
         reason = "encloses the same layers"
         if len(chain) != len(others):
             reason += f", best of {max(len(chain), len(others))} levels"
@@ -133,12 +123,12 @@ def _wrapped(facts: Facts, chain: list[int]) -> list[object]:
 
 
 def _without_likes(
-    scores: list[list[float]], alike: tuple[list[object], list[object]], at: int, to: int
-) -> list[list[float]]:
+    scores: list[dict[int, float]], alike: tuple[list[object], list[object]], at: int, to: int
+) -> list[dict[int, float]]:
     """The scores without a pair and all that would say the same."""
     mine, theirs = alike
     return [
-        [-1e9 if mine[row] == mine[at] and theirs[column] == theirs[to] else score for column, score in enumerate(line)]
+        {column: score for column, score in line.items() if mine[row] != mine[at] or theirs[column] != theirs[to]}
         for row, line in enumerate(scores)
     ]
 
@@ -148,25 +138,6 @@ def score_pair(sketch: Sketch, node: int, other: int) -> float:
     target, golden = sketch.target, sketch.golden
     names = names_fit(target.tree.path[node], target.tree.cls[node], golden.tree.path[other], golden.tree.cls[other])
     return _SAME_INSIDE + names + values_fit(target, node, golden, other)[0]
-
-
-def _best_pairs(scores: list[list[float]]) -> tuple[list[tuple[int, int]], float]:
-    """The best pairs of two short chains that do not cross, by total score."""
-    rows, columns = len(scores), len(scores[0])
-    best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
-    for at in range(rows - 1, -1, -1):
-        for to in range(columns - 1, -1, -1):
-            best[at][to] = max(best[at + 1][to], best[at][to + 1], scores[at][to] + best[at + 1][to + 1])
-    pairs, at, to = [], 0, 0
-    while at < rows and to < columns:
-        if best[at][to] == scores[at][to] + best[at + 1][to + 1]:
-            pairs.append((at, to))
-            at, to = at + 1, to + 1
-        elif best[at][to] == best[at + 1][to]:
-            at += 1
-        else:
-            to += 1
-    return pairs, best[0][0]
 
 
 # Rule: a module that returns its result with the residual added, against one whose caller adds it.
@@ -242,19 +213,15 @@ def link_branches(sketch: Sketch) -> None:
     for scope, layers in mine.items():
         others = theirs.get(sketch.partner[scope])
         if others:
-            pair_layers(sketch, layers, others, BRANCHES)
+            pair_layers(sketch, [(layers, others)], BRANCHES)
 
 
 def _free_branches(facts: Facts, linked: list[int]) -> dict[int, list[Layer]]:
     """Free layers by the nearest linked module around them, as far as they branch off inside it."""
-    tree = facts.tree
     taken: dict[int, set[object]] = defaultdict(set)
     for layer in facts.layers:
         if linked[layer.node] != NONE:
-            scope = tree.parent[layer.node]
-            while linked[scope] == NONE:
-                scope = tree.parent[scope]
-            taken[scope].add(tensor(facts, layer.input_row))
+            taken[linked_scope(facts, linked, layer.node)].add(tensor(facts, layer.input_row))
     found = {}
     for scope, layers in by_scope(facts, linked).items():
         known = taken[scope] | {tensor(facts, facts.input_row(scope))}

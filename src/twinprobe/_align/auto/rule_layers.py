@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import FUSED, SAME
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree
-from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, _like_sizes, shared_weights
+from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, like_sizes, shared_weights
 from twinprobe._align.auto.sequence import Floats, Group, Ints, Problem, Step, guess_by_keys, pair_in_order, rising
 from twinprobe._align.auto.tree import Facts, Layer, groups_of
 from twinprobe._align.auto.words import agreement, class_kind, numbers_of, unnumbered
 from twinprobe._align.auto.workspace import GIVEN, Link, Piece, Sketch, by_branch_size, cut, sure
-from twinprobe._align.calls import Shape
 from twinprobe._align.links import NONE
+from twinprobe._align.turns import fill_up
 
 # Linear layers that read the same tensor (q, k, v; gate, up): which is which does not follow from their order.
 #
@@ -128,7 +128,7 @@ def link_layers(sketch: Sketch) -> None:
     for scope in mine:
         other = sketch.partner[scope]
         options = [(one[scope], two.get(other, [])) for one, two in zip(*ways, strict=True)]
-        _pair_best(sketch, options, RULE)
+        pair_layers(sketch, options, RULE)
     if not _is_coherent(sketch):
         sketch.give_up()
     elif sketch.share < _SOME_SHARED:
@@ -136,15 +136,20 @@ def link_layers(sketch: Sketch) -> None:
 
 
 def by_scope(facts: Facts, linked: list[int], layers: list[Layer] | None = None) -> dict[int, list[Layer]]:
-    """The free layers by the nearest linked module around them; the run itself where there is none."""
+    """The free layers by the nearest linked module around them."""
     found: dict[int, list[Layer]] = defaultdict(list)
     for layer in facts.layers if layers is None else layers:
-        scope = facts.tree.parent[layer.node]
-        while linked[scope] == NONE:
-            scope = facts.tree.parent[scope]
         if linked[layer.node] == NONE:
-            found[scope].append(layer)
+            found[linked_scope(facts, linked, layer.node)].append(layer)
     return found
+
+
+def linked_scope(facts: Facts, linked: list[int], node: int) -> int:
+    """The nearest linked module around a node; the run itself where there is none."""
+    scope = facts.tree.parent[node]
+    while linked[scope] == NONE:
+        scope = facts.tree.parent[scope]
+    return scope
 
 
 def _note_missing_layers(sketch: Sketch) -> None:
@@ -176,7 +181,7 @@ def _is_coherent(sketch: Sketch) -> bool:
     smaller = len(target.layers) <= len(golden.layers)
     for link in sketch.links:
         rows = target.output_row(link.target[0]), golden.output_row(link.golden[0])
-        single = len(link.target) == len(link.golden) == 1 and NONE not in rows
+        single = link.one_to_one and NONE not in rows
         differ = single and target.prints.numel[rows[0]] != golden.prints.numel[rows[1]]
         weights = target.weights[link.target[0]], golden.weights[link.golden[0]]
         differ |= all(weights) and len(weights[0]) != len(weights[1])
@@ -216,13 +221,8 @@ def _block(path: str) -> str:
     return found[0] if found else ""
 
 
-def pair_layers(sketch: Sketch, mine: Sequence[Layer], theirs: Sequence[Layer], rule: str) -> None:
-    """Pair two sequences of layers in order."""
-    _pair_best(sketch, [(mine, theirs)], rule)
-
-
-def _pair_best(sketch: Sketch, options: Sequence[tuple[Sequence[Layer], Sequence[Layer]]], rule: str) -> None:
-    """Pair in order; where there is more than one order, in the one in which more fits."""
+def pair_layers(sketch: Sketch, options: Sequence[tuple[Sequence[Layer], Sequence[Layer]]], rule: str) -> None:
+    """Pair two sequences of layers in order; where there is more than one order, in the one in which more fits."""
     found: list[tuple[float, _LayerMatcher, list[Step]]] = []
     for mine, theirs in options:
         if mine and theirs:
@@ -430,7 +430,7 @@ def _link(sketch: Sketch, sides: tuple[_Weights, _Weights], one: int, other: int
     if target.is_layer[one] == golden.is_layer[other] or count != sides[1].count[other]:
         return
     rows = (target.input_row(one), golden.input_row(other)), (target.output_row(one), golden.output_row(other))
-    if any(_like_sizes(target.prints.shape(mine), golden.prints.shape(theirs)) < 0 for mine, theirs in rows):
+    if any(like_sizes(target.prints.shape(mine), golden.prints.shape(theirs)) < 0 for mine, theirs in rows):
         return
     equal = row_values_agree(target.prints, rows[1][0], golden.prints, rows[1][1])
     reason = f"alone at this place, {count:.0f} weights in all" + (", equal values" if equal else "")
@@ -443,13 +443,7 @@ def _link_stack(sketch: Sketch, sides: tuple[_Weights, _Weights], piece: Piece) 
     whole, several = (piece.golden[0], piece.target) if turned else (piece.target[0], piece.golden)
     held, parted = (sketch.golden, sketch.target) if turned else (sketch.target, sketch.golden)
     counts = sides[turned].count[whole], sum(sides[not turned].count[node] for node in several)
-    layers, stack = list[int](), several[::-1]
-    while stack:
-        node = stack.pop()
-        if parted.is_layer[node]:
-            layers.append(node)
-        else:
-            stack.extend(reversed(parted.tree.children[node]))
+    layers = list(parted.tree.opened(several, lambda node: not parted.is_layer[node]))
     if not held.is_layer[whole] or counts[0] != counts[1] or not all(parted.tree.is_module[node] for node in layers):
         return
     rows = [row for node in layers for row in parted.weights[node]]
@@ -478,7 +472,7 @@ def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[in
             for turned in (True, False)
             for size in range(1, len(free) + 1)
             for chosen in combinations(free, size)
-            if _fills(shape[1:], [(parts.shape(names[name][0]) or ())[:: -1 if turned else 1] for name in chosen])
+            if fill_up([(parts.shape(names[name][0]) or ())[:: -1 if turned else 1] for name in chosen], shape[1:])
         }
         # As they are before transposed; square ones fit in several ways, then only equal values tell.
         ways = {way: turned for way, turned in ways.items() if turned == min(ways.values())}
@@ -487,15 +481,6 @@ def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[in
         if len(ways) == 1:
             found[row] = next(iter(ways))
     return found
-
-
-def _fills(whole: Shape, parts: list[Shape]) -> bool:
-    """Whether parts, side by side along one axis, are as large as the whole."""
-    return all(len(part) == len(whole) for part in parts) and any(
-        sum(part[axis] for part in parts) == size
-        and {part[:axis] + part[axis + 1 :] for part in parts} == {whole[:axis] + whole[axis + 1 :]}
-        for axis, size in enumerate(whole)
-    )
 
 
 def _holds(whole: Prints, row: int, parts: Prints, rows: tuple[int, ...]) -> bool:
@@ -509,30 +494,21 @@ class _Weights:
     def __init__(self, facts: Facts, linked: list[int]) -> None:
         self._facts, self._linked = facts, linked
         tree = facts.tree
-        self.count = [0.0] * len(tree)
-        self._holds_links = [False] * len(tree)
-        for node in reversed(tree.in_order):
+        own, links = [0.0] * len(tree), [int(partner != NONE) for partner in linked]
+        for node in range(len(tree)):
             if facts.is_layer[node]:
-                self.count[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
+                own[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
                 if class_kind(tree.cls[node]) == "attention":
                     # nn.MultiheadAttention never calls its output projection: a third of what it holds for q, k and v.
-                    self.count[node] *= 4 / 3
-            parent = tree.parent[node]
-            if parent != NONE:
-                self.count[parent] += self.count[node]
-                self._holds_links[parent] |= self._holds_links[node] or linked[node] != NONE
+                    own[node] *= 4 / 3
+        self.count = tree.totals(own)
+        self._holds_links = [inside > own for inside, own in zip(tree.totals(links), links, strict=True)]
 
     def units(self, node: int) -> Iterator[int]:
         """What lies inside a module: linked calls, and the outermost free ones that hold weights but no links."""
-        tree = self._facts.tree
-        stack = list(reversed(tree.children[node]))
-        while stack:
-            item = stack.pop()
-            if self._linked[item] != NONE:
-                yield item
-            elif self._holds_links[item]:
-                stack.extend(reversed(tree.children[item]))
-            elif self.count[item]:
+        tree, linked = self._facts.tree, self._linked
+        for item in tree.opened(tree.children[node], lambda item: linked[item] == NONE and self._holds_links[item]):
+            if linked[item] != NONE or self.count[item]:
                 yield item
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from math import prod
+from typing import TypeVar
 
 from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.auto.words import (
@@ -29,6 +31,7 @@ from twinprobe._runs.names import CONTAINERS, FORWARD
 from twinprobe._runs.table import INPUT
 
 ROOT = 0
+Number = TypeVar("Number", int, float)
 
 
 @dataclass
@@ -64,6 +67,24 @@ class CallTree:
             node = stack.pop()
             found.append(node)
             stack.extend(reversed(self.children[node]))
+        return found
+
+    def opened(self, nodes: Sequence[int], opens: Callable[[int], bool]) -> Iterator[int]:
+        """These nodes in their order; in place of each one that is to be opened, what lies directly inside it."""
+        stack = list(reversed(nodes))
+        while stack:
+            node = stack.pop()
+            if opens(node):
+                stack.extend(reversed(self.children[node]))
+            else:
+                yield node
+
+    def totals(self, own: list[Number]) -> list[Number]:
+        """For each node the sum over itself and all that lies inside it."""
+        found = own.copy()
+        for node in reversed(self.in_order):
+            if node != ROOT:
+                found[self.parent[node]] += found[node]
         return found
 
     @cached_property

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from twinprobe._align.auto.alignment import FUSED, SAME
+from twinprobe._align.auto.alignment import FUSED, Relation
 from twinprobe._align.auto.tree import ROOT, Facts, Layer
 from twinprobe._align.auto.words import LINEAR
 from twinprobe._align.links import NONE
@@ -19,18 +18,7 @@ ACCEPTED = 0.55
 GIVEN = "given"  # the rule of links that were there before
 
 
-@dataclass(slots=True)
-class Link:
-    """Nodes that belong together, as a rule has found."""
-
-    target: tuple[int, ...]
-    golden: tuple[int, ...]
-    rule: str
-    reason: str
-    confidence: float
-    kind: str = SAME
-    axis: int | None = None
-    inside: str = ""
+Link = Relation[int]
 
 
 class Sketch:
@@ -64,7 +52,7 @@ class Sketch:
         for node in link.golden:
             self.back[node] = link.target[place]
         self.links.append(link)
-        if len(link.target) != 1 or len(link.golden) != 1:
+        if not link.one_to_one:
             self._in_parts.update(link.target)
         return True
 
@@ -144,16 +132,15 @@ def _uncrossed(cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _items(facts: Facts, node: int, linked: list[int], *, opened: bool) -> Iterator[int]:
     tree = facts.tree
-    stack = list(reversed(tree.children[node]))
-    while stack:
-        item = stack.pop()
-        if linked[item] != NONE or not tree.is_module[item]:
-            yield item
-        elif facts.is_layer[item]:
-            continue  # an unmatched layer leaves the calls inside it unmatched
-        elif (opened and tree.children[item]) or tree.module_children(item):
-            stack.extend(reversed(tree.children[item]))
-        else:
+
+    def opens(item: int) -> bool:
+        if linked[item] != NONE or not tree.is_module[item] or facts.is_layer[item]:
+            return False
+        return bool((opened and tree.children[item]) or tree.module_children(item))
+
+    for item in tree.opened(tree.children[node], opens):
+        # An unmatched layer leaves the calls inside it unmatched.
+        if linked[item] != NONE or not tree.is_module[item] or not facts.is_layer[item]:
             yield item
 
 
@@ -184,12 +171,10 @@ class _Arranger:
         self._facts = facts
         self._tree = facts.tree
         self._layer = {layer.node: layer for layer in facts.layers}
-        self._size = [0.0] * len(facts.tree)  # elements of all weights inside
+        own = [0.0] * len(facts.tree)
         for layer in facts.layers:
-            self._size[layer.node] = sum(float(facts.prints.numel[row]) for row in facts.weights[layer.node])
-        for node in reversed(self._tree.in_order):
-            if node != ROOT:
-                self._size[self._tree.parent[node]] += self._size[node]
+            own[layer.node] = sum(float(facts.prints.numel[row]) for row in facts.weights[layer.node])
+        self._size = self._tree.totals(own)  # elements of all weights inside
 
     def layers(self) -> list[Layer] | None:
         """The layers in their new order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -149,9 +150,8 @@ def user_apis(board: Board, file: ApiFile) -> UserApis:
             if name not in side.heads:
                 missing = True
                 where = run if board.across_frameworks and run else _run_name(board, side)
-                kind = "an API that was not recorded"
-                hint = known.hint(name) if remarks.wants(kind) else ""
-                remarks.add(entry.line, f"{name} was not recorded in the {where} run{hint}", kind)
+                text = f"{name} was not recorded in the {where} run"
+                remarks.add(entry.line, text, "an API that was not recorded", partial(known.hint, name))
         if missing:
             continue
         mine[entry.left] = entry.right

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from twinprobe._align.calls import Head, Side
+from twinprobe._align.calls import Head, Side, renumbered
 from twinprobe._align.links import NONE, Board
 from twinprobe._align.mapping.api_names import family, family_written, torch_name
 from twinprobe._align.mapping.layer_tree import (
@@ -15,10 +16,9 @@ from twinprobe._align.mapping.layer_tree import (
     LayerRule,
     ModuleTree,
     Translator,
-    renumber,
     stage_offsets,
 )
-from twinprobe._align.mapping.yaml_files import Names, Remarks
+from twinprobe._align.mapping.yaml_files import MIRRORED, Names, Remarks
 from twinprobe._runs.names import BACKWARD, FORWARD
 
 # Which function of the framework an API was called from, between the module around it and the call.
@@ -85,7 +85,7 @@ def link_layers(board: Board, file: LayerFile) -> None:
     trees = ModuleTree(board.target), ModuleTree(board.golden)
     mirrored = _fits(file, trees[1], trees[0]) > _fits(file, trees[0], trees[1])
     if mirrored:
-        remarks.whole_file("its left side names the golden run, so the file is used mirrored")
+        remarks.whole_file(MIRRORED)
     left, right = (trees[1], trees[0]) if mirrored else trees
     linker = _Linker(board, file, left, right, mirrored)
     linker.link_modules(remarks)
@@ -121,11 +121,11 @@ class _Linker:
                 remarks.whole_file(note)
         known: dict[str, list[Head]] = defaultdict(list)
         for head in self._right.side.modules:
-            known[renumber(head.body, self._offsets[1])].append(head)
+            known[renumbered(head.body, self._offsets[1])].append(head)
         used: dict[str, str] = {}
         for head in self._left.side.modules:
             path = self.translator.path(head.body)
-            others = known.get(renumber(path, self._offsets[0]))
+            others = known.get(renumbered(path, self._offsets[0]))
             if not others:
                 continue
             other = next((other for other in others if other.cls == head.cls), others[0])
@@ -197,10 +197,10 @@ class _Linker:
 
     def _left_path(self, path: str) -> tuple[str, str]:
         """A path in the right run's words, and the layer whose rules hold inside it."""
-        return renumber(self.translator.path(path), self._offsets[0]), self.translator.layer(path)
+        return renumbered(self.translator.path(path), self._offsets[0]), self.translator.layer(path)
 
     def _right_path(self, path: str) -> tuple[str, str]:
-        return renumber(path, self._offsets[1]), ""
+        return renumbered(path, self._offsets[1]), ""
 
 
 _Place = tuple[int | str, str, str]  # the module around (as a linked op, else its path), the function, the API's family
@@ -267,15 +267,14 @@ def _remark(remarks: Remarks, file: LayerFile, translator: Translator, left: Mod
         if cls not in classes:
             theirs = cls in right.classes.values()
             why = "; it is a class of the other run, the class of this one is needed" if theirs else ""
-            line = file.class_lines[cls]
-            hint = known_classes.hint(cls) if remarks.wants("unknown classes") else ""
-            remarks.add(line, f"no layer of class {cls} was recorded{why}{hint}", "unknown classes")
+            text = f"no layer of class {cls} was recorded{why}"
+            remarks.add(file.class_lines[cls], text, "unknown classes", partial(known_classes.hint, cls))
             continue
         for rule in rules:
             if rule not in translator.applied:
-                kind, name = "keys that matched nothing", ".".join(rule.left)
-                hint = Names(_children(left, cls, len(rule.left))).hint(name) if remarks.wants(kind) else ""
-                remarks.add(rule.line, f"{name!r} matched nothing inside {cls}{hint}", kind)
+                name = ".".join(rule.left)
+                hint = partial(_hint_inside, left, cls, rule)
+                remarks.add(rule.line, f"{name!r} matched nothing inside {cls}", "keys that matched nothing", hint)
     _remark_values(remarks, translator, right)
 
 
@@ -292,28 +291,26 @@ def _remark_values(remarks: Remarks, translator: Translator, right: ModuleTree) 
             continue
         astray.append(place)
         rule = nowhere[place]
-        kind, name = "values that exist nowhere", ".".join(rule.right)
+        name = ".".join(rule.right)
         parent = place.removesuffix(name).rstrip(".")
-        known = _below(right, parent, len(rule.right)) or right.words
-        hint = Names(known).hint(name) if remarks.wants(kind) else ""
-        remarks.add(rule.line, f"{name!r} does not exist in the other run (as {place}){hint}", kind)
+        known = Names(_below(right, parent, len(rule.right)) or right.words)
+        text = f"{name!r} does not exist in the other run (as {place})"
+        remarks.add(rule.line, text, "values that exist nowhere", partial(known.hint, name))
 
 
 def _is_api(rule: LayerRule, side: Side) -> bool:
     return any(head.body == rule.right[-1] for head in side.apis)
 
 
-def _children(tree: ModuleTree, cls: str, depth: int) -> list[str]:
-    """What lies inside the first layers of a class; they are all alike."""
+def _hint_inside(tree: ModuleTree, cls: str, rule: LayerRule) -> str:
+    """The name nearest to a rule's, of what lies inside the first layers of its class; they are all alike."""
     parents = [""] if cls == TOP else [path for path in sorted(tree.prefixes - {""}) if tree.layer_name(path) == cls]
-    return list(dict.fromkeys(child for parent in parents[:3] for child in _below(tree, parent, depth)))
+    return Names(child for parent in parents[:3] for child in _below(tree, parent, len(rule.left))).hint(
+        ".".join(rule.left)
+    )
 
 
 def _below(tree: ModuleTree, parent: str, depth: int) -> list[str]:
     start = parent + "." if parent else ""
-    return [path[len(start) :] for path in tree.prefixes if path.startswith(start) and _depth(path, start) == depth]
-
-
-def _depth(path: str, start: str) -> int:
-    rest = path[len(start) :]
-    return rest.count(".") + 1 if rest else 0
+    inside = (path[len(start) :] for path in tree.prefixes if path.startswith(start))
+    return [path for path in inside if path and path.count(".") + 1 == depth]
