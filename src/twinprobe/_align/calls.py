@@ -186,14 +186,14 @@ def _head(name: str, direction: str) -> Head:
 
 # What training wrappers put into a module's path.
 
-_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PEFT = ["base_model", "model"]
 
 
 @lru_cache(maxsize=65536)
 def bare_path(path: str) -> str:
     """A module's path without what wrappers (DDP, FSDP, torch.compile, checkpointing, PEFT) put into it."""
-    parts = [part for part in path.split(".") if part not in _WRAPPERS]
+    parts = [part for part in path.split(".") if part not in WRAPPERS]
     if parts[:1] == _PEFT[:1]:
         parts = parts[2:] if parts[:2] == _PEFT else parts[1:]
     return ".".join(parts)

@@ -32,7 +32,7 @@ class Flow:
     """How values flow through one run: equal statistics are one value, in whatever shape."""
 
     def __init__(self, side: Side, prints: Prints) -> None:
-        self.side, self.prints = side, prints
+        self.side, self.prints, self.value = side, prints, prints.value
         self._last_use: dict[Hashable, int] = {}
         parents = set(side.parents)
         for op, direction in enumerate(side.direction):
@@ -45,11 +45,6 @@ class Flow:
                 value = self.value(row)
                 if value is not None:
                     self._last_use[value] = op if op > self._last_use.get(value, NONE) else self._last_use[value]
-
-    def value(self, row: int) -> Hashable:
-        """What tells one value of this run from another; None where nothing does."""
-        known = self.prints.listed[row]
-        return tuple(known) if known is not None else self.prints.digest[row]
 
     def used_after(self, value: Hashable, made: int, op: int) -> bool:
         """Whether what call ``made`` gave is taken by a call later than ``op``, or returned by the module around.

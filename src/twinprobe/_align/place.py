@@ -62,7 +62,7 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
         flows = walk.flows()
         for group in walk.groups(flows):
             link_group(links, _turned(flows, turned), *_turned(group, turned), f"{RULE}: ")
-    _say(board, before, links.call_groups)
+    _add_notes(board, before, links.call_groups)
     for path, shift in walk.shifts.items():
         first = f"{path}.0 is the other's {path}.{shift}" if shift > 0 else f"{path}.{-shift} is the other's {path}.0"
         who = "golden" if turned else "target"
@@ -265,7 +265,7 @@ def _link_the_rest(board: Board) -> None:
         board.link_in_order(board.free([head], BACKWARD), board.free([other], BACKWARD, golden=True), NAME)
 
 
-def _say(board: Board, before: list[int], groups: list[CallGroup]) -> None:
+def _add_notes(board: Board, before: list[int], groups: list[CallGroup]) -> None:
     parts = {op for group in groups for op in group.target}, {op for group in groups for op in group.golden}
     alone = sum(
         link == NONE and side.direction[op] == FORWARD and op not in inside
@@ -277,25 +277,24 @@ def _say(board: Board, before: list[int], groups: list[CallGroup]) -> None:
         for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
     )
     calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
-    if told := _told(groups, board):
-        board.notes.append(told)
+    board.notes += _note_of_groups(groups, board)
     if alone and any(link != NONE for link in board.partner):
         board.notes.append(f"{calls} in one run only; the rest was paired by place")
     elif moved:
         board.notes.append("both runs make the same calls under other names or numbers; they were paired by place")
 
 
-def _told(groups: list[CallGroup], board: Board) -> str:
+def _note_of_groups(groups: list[CallGroup], board: Board) -> list[str]:
     heads = board.target.head_of, board.golden.head_of
     forward = [
         group for group in groups if board.target.direction[group.target[0]] == FORWARD
         and [heads[0][op].name for op in group.target] != [heads[1][op].name for op in group.golden]
     ]  # fmt: skip
     if not forward:
-        return ""
+        return []
     one, other = sum(len(group.target) for group in forward), sum(len(group.golden) for group in forward)
     where = "1 place" if len(forward) == 1 else f"{len(forward):,} places"
-    return f"in {where} the runs compute the same in other steps ({one:,} calls against {other:,}), compared as one"
+    return [f"in {where} the runs compute the same in other steps ({one:,} calls against {other:,}), compared as one"]
 
 
 class _Walk:
@@ -313,7 +312,6 @@ class _Walk:
         known = [(nodes[0][op], nodes[1][other]) for op, other in given if op in nodes[0] and other in nodes[1]]
         for one, other in known:
             self._join(one, other)
-        self._given = len(self.link)
         self._descend([(ROOT, ROOT), *known])
         self._join_by_path()
         models = self.one.models, self.other.models

@@ -72,7 +72,9 @@ def _ways(target: Shape, golden: Shape) -> list[Axes]:
     if len(target) != len(golden):
         plain = [tuple(size for size in shape if size != 1) for shape in (target, golden)]
         if len(plain[0]) != len(plain[1]):
-            return [VIEW] if _is_view(*sorted(plain, key=len)) else _turned_and_cut(*sorted(plain, key=len))
+            few, many = sorted(plain, key=len)
+            # Neighbouring axes of the longer shape may make up each axis of the shorter one.
+            return [VIEW] if _cuts(few, tuple(range(len(many))), many) else _turned_and_cut(few, many)
         target, golden = plain
     if len(target) > _MOST_AXES or sorted(target) != sorted(golden):
         return []
@@ -93,11 +95,6 @@ def _turned_and_cut(few: Shape, many: Shape) -> list[Axes]:
         if groups and all(pair[0] + 1 == pair[1] for group in groups for pair in pairwise(group)):
             found.append(axes)
     return found
-
-
-def _is_view(few: Shape, many: Shape) -> bool:
-    """Whether neighbouring axes of the longer shape make up each axis of the shorter one."""
-    return bool(_cuts(few, tuple(range(len(many))), many))
 
 
 def _cuts(few: Shape, axes: Axes, sizes: Shape) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from twinprobe._align.folders import FolderPair, pair_folders
 from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import Comparison, Measurer, Options, compare_runs, open_both, silent
 from twinprobe._compare.ranks import (
-    Gathered,
     conclude,
     dataset_exchanges,
     doubts_of,
@@ -71,14 +71,11 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
         if jobs[0].session is None:  # one pair, done at once in this process
             summary = _carry_out(jobs[0], lambda done, total: advance("MiB", done, total))[0].summary
             return Outcome([summary], [*lost, *summary.lost], notes)
-
-        def interrupted(gathered: Gathered) -> None:
-            conclude(request, jobs, gathered, notes, lost)
-
         from twinprobe._compare.steps import add_steps
 
-        gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        outcome = conclude(request, jobs, gathered, notes, lost)
+        conclusion = partial(conclude, request, jobs, notes=notes, lost=lost)
+        gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=conclusion)
+        outcome = conclusion(gathered)
         add_steps(request, jobs, gathered, outcome)
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
     return outcome
@@ -362,12 +359,9 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outco
     prepare_folder(request.output)
     with arranged(request, jobs, "diff_analyze") as (jobs, remarks):
         notes += remarks
-
-        def interrupted(gathered: Gathered) -> None:
-            conclude(request, jobs, gathered, notes, lost)
-
-        gathered = run_all(analyze_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        outcome = conclude(request, jobs, gathered, notes, lost)
+        conclusion = partial(conclude, request, jobs, notes=notes, lost=lost)
+        gathered = run_all(analyze_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=conclusion)
+        outcome = conclusion(gathered)
         outcome.findings = []  # each step has its own here
         outcome.calls = [result.file for result in gathered.in_order() if result.file is not None]
         doubts = doubts_of(outcome.summaries, outcome.failures)

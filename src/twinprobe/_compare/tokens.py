@@ -479,9 +479,10 @@ def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Compariso
             "the runs take the same token ids in other places (padding on the other side, another order of the batch), "
             "and statistics alone cannot align them: what differs may be that; record both with task tensor"
         )
-        return replace(comparison, summary=replace(comparison.summary, notes=[note, *comparison.summary.notes]))
-    note = (
-        f"the runs take their tokens in other calls: target {cuts[0].words()}, golden {cuts[1].words()}; if these are "
-        "the same sequences, what differs may be the cut alone: record both with task tensor to compare token by token"
-    )
+    else:
+        note = (
+            f"the runs take their tokens in other calls: target {cuts[0].words()}, golden {cuts[1].words()}; if these "
+            "are the same sequences, what differs may be the cut alone: record both with task tensor to compare token "
+            "by token"
+        )
     return replace(comparison, summary=replace(comparison.summary, notes=[note, *comparison.summary.notes]))

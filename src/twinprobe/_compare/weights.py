@@ -16,7 +16,7 @@ from math import isclose
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import Shape, dims
+from twinprobe._align.calls import WRAPPERS, Shape, dims
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._align.rows import spelled
 from twinprobe._align.turns import IN_OUT, fill_up
@@ -31,10 +31,7 @@ from twinprobe.errors import DamagedTensor
 
 BY_NAME, BY_PLAIN_NAME, BY_CONTENT, FUSED = "name", "name without wrappers", "content", "fused"
 SHARDED = "copy of a rank"
-_WRAPPERS = frozenset({
-    "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "state_dict", "model_state_dict",
-    "_layer", "_network", "backbone",
-})  # fmt: skip
+_WRAPPERS = WRAPPERS | {"state_dict", "model_state_dict", "_layer", "_network", "backbone"}
 _FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj", "gate_up", "w13", "kv", "gate_and_up", "fc1", "h_to_4h")
 _SPLIT_NAMES = (("q", "k", "v"), ("gate", "up"), ("w1", "w3"), ("k", "v"))
 _MOST_PARTS = 4  # as many as tensors are put together from

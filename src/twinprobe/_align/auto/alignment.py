@@ -309,7 +309,7 @@ def layer_rules(alignment: Alignment) -> LayerRules:
     for path, pair in pairs.items():
         cls, mine, theirs = _rule(path, pair.golden, pairs)
         votes.setdefault((cls, mine), Counter())[theirs] += 1
-    for (cls, mine), names in sorted(votes.items(), key=lambda item: _rank(item[0])):
+    for (cls, mine), names in sorted(votes.items(), key=lambda item: (item[0][0] != TOP, item[0])):
         theirs = names.most_common(1)[0][0]
         if mine != theirs:
             result.classes.setdefault(cls, {})[mine] = theirs
@@ -332,19 +332,19 @@ def _module_pairs(alignment: Alignment, result: LayerRules) -> dict[str, _Pair]:
         names = [parse_op(name) for name in (*relation.target, *relation.golden)]
         if not all(name.is_module and name.direction == FORWARD for name in names):
             if any(name.is_module for name in names):
-                result.left_out.append(_told(relation))
+                result.left_out.append(_described(relation))
             continue
         if not relation.one_to_one:
-            result.left_out.append(_told(relation))
+            result.left_out.append(_described(relation))
             continue
         pair = _Pair(names[1].body, names[0].cls)
         known = pairs.setdefault(names[0].body, pair)
         if known.golden != pair.golden:
-            result.left_out.append(f"{_told(relation)} (another call of it belongs to {known.golden})")
+            result.left_out.append(f"{_described(relation)} (another call of it belongs to {known.golden})")
     return pairs
 
 
-def _told(relation: Relation[str]) -> str:
+def _described(relation: Relation[str]) -> str:
     shown = [" + ".join(_short(parse_op(name)) for name in side) for side in (relation.target, relation.golden)]
     return f"{relation.kind}: {shown[0]} is {shown[1]}"
 
@@ -372,7 +372,3 @@ def _trimmed(mine: str, theirs: str) -> tuple[str, str]:
             break
         mine, theirs = one[0], other[0]
     return mine, theirs
-
-
-def _rank(rule: tuple[str, str]) -> tuple[bool, str, str]:
-    return rule[0] != TOP, rule[0], rule[1]

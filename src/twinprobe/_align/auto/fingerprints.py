@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -57,7 +57,8 @@ class Prints:
     @cached_property
     def numel(self) -> NDArray[np.float64]:
         """How many elements each row has; NaN where unknown."""
-        sizes = {text: _numel(dims(text)) for text in set(self.shape_text)}
+        shapes = {text: dims(text) for text in set(self.shape_text)}
+        sizes = {text: np.nan if shape is None else np.prod(shape, dtype=np.float64) for text, shape in shapes.items()}
         return np.array([sizes[text] for text in self.shape_text], dtype=np.float64)
 
     @cached_property
@@ -66,6 +67,17 @@ class Prints:
         maximum, minimum, _, norm = self.stats.T
         with np.errstate(invalid="ignore"):
             return np.asarray(np.isfinite(norm) & (norm > 0) & (maximum != minimum))
+
+    def value(self, row: int) -> Hashable:
+        """What tells one value of this run from another, in whatever shape; None where nothing does."""
+        known = self.listed[row]
+        return tuple(known) if known is not None else self.digest[row]
+
+    def tensor(self, row: int) -> Hashable:
+        """The same of tensors in one shape: within one run, equal statistics are equal to the last bit."""
+        if row == NONE or self.digest[row] is not None:
+            return self.digest[row] if row != NONE else None
+        return (self.shape_text[row], *self.stats[row].tolist()) if self.telling[row] else None
 
     def known(self, rows: Sequence[int]) -> NDArray[np.float64]:
         """max, min, mean, norm and size of these rows; NaN where their values say nothing."""
@@ -90,10 +102,6 @@ def _first(starts: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.i
     found = rows[np.minimum(at, len(rows) - 1)]
     inside = (at < len(rows)) & (found < starts[1:])
     return np.where(inside, found, NONE)
-
-
-def _numel(shape: Shape | None) -> float:
-    return float(np.prod(shape, dtype=np.float64)) if shape is not None else np.nan
 
 
 # Rounding to bfloat16 moves a value by 2**-8 of itself at most; sums of them move less.

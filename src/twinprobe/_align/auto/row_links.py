@@ -174,15 +174,11 @@ def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], 
             links.pairs[row] = rows[1][shapes[1].index(shape)], f"{board.rule[op]}, gradient of this shape"
 
 
-def _same_size(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
-    return bool(prints[0].numel[row] == prints[1].numel[other])
-
-
 def _fits(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
     agree = row_values_agree(prints[0], row, prints[1], other)
     if agree is None:
         return prints[0].shape_text[row] == prints[1].shape_text[other]
-    return agree and _same_size(prints, row, other)
+    return agree and bool(prints[0].numel[row] == prints[1].numel[other])
 
 
 def link_parts(

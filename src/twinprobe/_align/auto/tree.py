@@ -326,14 +326,8 @@ class Facts:
 
     def _branch(self, layer: Layer) -> tuple[int, object]:
         """Equal for linear layers of one module that read the same tensor."""
-        tree, prints, row = self.tree, self.prints, layer.input_row
-        if layer.kind != LINEAR or row == NONE:
-            return layer.node, None
-        if prints.digest[row] is not None:
-            return -1 - tree.parent[layer.node], prints.digest[row]
-        if not prints.telling[row]:
-            return layer.node, None
-        return -1 - tree.parent[layer.node], (prints.shape_text[row], *prints.stats[row].tolist())
+        read = self.prints.tensor(layer.input_row) if layer.kind == LINEAR else None
+        return (layer.node if read is None else -1 - self.tree.parent[layer.node]), read
 
     def _layer(self, node: int) -> Layer:
         tree, prints = self.tree, self.prints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from twinprobe._align.calls import Head, Side, renumbered
@@ -132,29 +133,23 @@ class _Linker:
             if used.setdefault(other.name, head.body) != head.body:
                 remarks.whole_file(f"{head.body} meets {other.body}, which {used[other.name]} has met before")
                 continue
-            self._link_heads(head, other)
+            self._board.link_heads(*((other, head) if self._mirrored else (head, other)), RULE)
 
     def link_apis(self, direction: str) -> None:
         """Queue the free API calls of either run by their place; the n-th meets the n-th."""
-        if not (self._left.side.has_hierarchy and self._right.side.has_hierarchy):
+        sides = self._left.side, self._right.side
+        if not all(side.has_hierarchy for side in sides):
             return
-        left, right = self._left.side, self._right.side
-        with_stacks = bool(left.run.stacks.of_op) and bool(right.run.stacks.of_op)
-        mine = _Places(
-            self._board, self._left, is_golden=self._mirrored, stacks=StackScopes(left) if with_stacks else None,
-            path_words=self._left_path, name_words=self._left_words,
-        )  # fmt: skip
-        theirs = _Places(
-            self._board, self._right, is_golden=not self._mirrored, stacks=StackScopes(right) if with_stacks else None,
-            path_words=self._right_path, name_words=self._right_words,
-        )  # fmt: skip
-        queues: dict[_Place, list[int]] = {}
+        stacks = [StackScopes(side) for side in sides] if all(side.run.stacks.of_op for side in sides) else [None, None]
+        mine = _Places(self._board, self._left, self._mirrored, stacks[0], self._left_path, self._left_words)
+        theirs = _Places(self._board, self._right, not self._mirrored, stacks[1], self._right_path, self._right_words)
+        queues: dict[_Place, list[int]] = defaultdict(list)
         for op, place in mine.places(direction):
-            queues.setdefault(place, []).append(op)
-        others: dict[_Place, list[int]] = {}
+            queues[place].append(op)
+        others: dict[_Place, list[int]] = defaultdict(list)
         for op, place in theirs.places(direction):
             if place in queues:
-                others.setdefault(place, []).append(op)
+                others[place].append(op)
         for place, calls in others.items():
             self._link_queue(queues[place], calls)
 
@@ -180,9 +175,6 @@ class _Linker:
         for op, other in self._board.in_order(target, golden):
             self._board.link(op, other, RULE)
 
-    def _link_heads(self, left: Head, right: Head) -> None:
-        self._board.link_heads(*((right, left) if self._mirrored else (left, right)), RULE)
-
     def _left_words(self, layer: str, names: list[str], head: Head) -> tuple[str, str]:
         """The function and the API's family in the right run's words."""
         found = self.translator.inside(layer, names)
@@ -206,30 +198,20 @@ class _Linker:
 _Place = tuple[int | str, str, str]  # the module around (as a linked op, else its path), the function, the API's family
 
 
+@dataclass
 class _Places:
     """Where each free API call of a run stands, in words that both runs share."""
 
-    def __init__(
-        self,
-        board: Board,
-        tree: ModuleTree,
-        *,
-        is_golden: bool,
-        stacks: StackScopes | None,
-        path_words: Callable[[str], tuple[str, str]],
-        name_words: Callable[[str, list[str], Head], tuple[str, str]],
-    ) -> None:
-        self._board = board
-        self._tree = tree
-        self._side: Side = tree.side
-        self._is_golden = is_golden
-        self._stacks = stacks
-        self._path_words = path_words
-        self._name_words = name_words
+    _board: Board
+    _tree: ModuleTree
+    _is_golden: bool
+    _stacks: StackScopes | None
+    _path_words: Callable[[str], tuple[str, str]]
+    _name_words: Callable[[str, list[str], Head], tuple[str, str]]
 
     def places(self, direction: str) -> Iterator[tuple[int, _Place]]:
         """Op and place of all free API calls, in order of appearance."""
-        side, stacks = self._side, self._stacks
+        side, stacks = self._tree.side, self._stacks
         parents, ops, heads = side.run.parents, side.ops, side.head_of
         around: dict[str | None, tuple[int | str, str]] = {}
         words: dict[tuple[str, str, str], tuple[str, str]] = {}
@@ -250,7 +232,7 @@ class _Places:
     def _around(self, parent: str | None) -> tuple[int | str, str]:
         """The module call around, as the target's op number where it is linked, so that repeated calls stay apart."""
         path, layer = self._path_words(self._tree.path_of(parent) if parent else "")
-        number = self._side.number_of.get(parent or "", NONE)
+        number = self._tree.side.number_of.get(parent or "", NONE)
         if number == NONE:
             return path, layer
         link = (self._board.back if self._is_golden else self._board.partner)[number]
@@ -280,10 +262,11 @@ def _remark(remarks: Remarks, file: LayerFile, translator: Translator, left: Mod
 
 def _remark_values(remarks: Remarks, translator: Translator, right: ModuleTree) -> None:
     """Values that lead nowhere, from the top down: what lies below one that went astray is not remarked on."""
+    apis = {head.body for head in right.side.apis}
     nowhere = {
         places[0]: rule
         for rule, places in translator.applied.items()
-        if not any(place in right.prefixes for place in places) and not _is_api(rule, right.side)
+        if not any(place in right.prefixes for place in places) and rule.right[-1] not in apis
     }
     astray: list[str] = []
     for place in sorted(nowhere, key=len):
@@ -296,10 +279,6 @@ def _remark_values(remarks: Remarks, translator: Translator, right: ModuleTree) 
         known = Names(_below(right, parent, len(rule.right)) or right.words)
         text = f"{name!r} does not exist in the other run (as {place})"
         remarks.add(rule.line, text, "values that exist nowhere", partial(known.hint, name))
-
-
-def _is_api(rule: LayerRule, side: Side) -> bool:
-    return any(head.body == rule.right[-1] for head in side.apis)
 
 
 def _hint_inside(tree: ModuleTree, cls: str, rule: LayerRule) -> str:

@@ -130,7 +130,7 @@ def _collect(node: OpNode, parent: OpNode | None, shapes_of: ShapesOf, found: li
         return
     inputs, outputs = shapes_of(node)
     if outputs:
-        found.append(Unit(node, parent, kind_of_node(node), _around(parent), inputs, outputs))
+        found.append(Unit(node, parent, kind_of_node(node), kind_of_node(parent) if parent else "", inputs, outputs))
 
 
 def kind_of_node(node: OpNode) -> str:
@@ -142,10 +142,6 @@ def kind_of_node(node: OpNode) -> str:
     kind = kind_of(node.op_type)
     unknown = kind == node.op_type.lower().replace("operation", "")
     return by_name if unknown and by_name != last.lower() else kind
-
-
-def _around(parent: OpNode | None) -> str:
-    return kind_of_node(parent) if parent is not None else ""
 
 
 # In which order the modules of a tree ran, where the dump lists them as they were defined.
