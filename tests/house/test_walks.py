@@ -12,7 +12,7 @@ import pytest
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
     # Every folder with a page gets an index (332 functions, 39 changes before).
-    "compare": {"files": 30, "functions": 339, "changes": 38},
+    "compare": {"files": 30, "functions": 338, "changes": 38},
     # One hook for all calls that end at a node, and a mode that rests between steps (249 functions before).
     "record": {"files": 25, "functions": 254, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from math import log
 
 from twinprobe._align.auto.fingerprints import Prints, best_partner, row_values_agree
 from twinprobe._align.auto.tree import ROOT, CallTree
@@ -22,7 +21,6 @@ from twinprobe._runs.table import INPUT, OUTPUT
 
 PART = "part of a group equal in meaning"
 _MOST_CALLS = 64  # so many calls in which values never meet are no group
-_STEPS = 25  # buckets of a norm for each factor of e, wider than what rounding moves
 
 Rows = list[tuple[int, int]]
 Joined = list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -180,11 +178,10 @@ def _same_values(
 
 def _rough(prints: Prints, row: int, reach: int) -> list[Hashable]:
     """The size and the rough norm of a row, and those beside it: equal for rows that may hold the same."""
-    known = prints.listed[row]
+    known = prints.rough(row)
     if known is None:
         return [prints.digest[row]]
-    norm = int(_STEPS * log(known[3]))
-    return [(known[4], norm + step) for step in range(-reach, reach + 1)]
+    return [(known[0], known[1] + step) for step in range(-reach, reach + 1)]
 
 
 def _live(flow: Flow, ops: list[int], numbers: dict[Hashable, int], given: set[Hashable]) -> list[frozenset[int]]:

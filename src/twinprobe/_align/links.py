@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import Head, Side
+from twinprobe._align.calls import MINDSPORE, Head, Side, bare_path, split
 from twinprobe._align.mapping.api_names import ArgumentMap
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
@@ -72,7 +72,13 @@ class Board:
         self.arguments: dict[tuple[str, str], ArgumentMap] = {}
         self.notes: list[str] = []
         self._both_nested = self.target.has_hierarchy and self.golden.has_hierarchy
-        self._backward = _with_forward(self.target)
+        # Backward calls of the target that are still free, each with its forward call.
+        self._backward = [
+            (op, forward)
+            for head in self.target.heads.values()
+            for op in head.calls.get(BACKWARD, {}).values()
+            if (forward := self.target.forward(op)) != NONE
+        ]
         self.both_forward = FORWARD in self.target.direction and FORWARD in self.golden.direction
 
     @property
@@ -166,15 +172,6 @@ class Board:
         return tuple(side.shapes[row] for row in side.rows(op) if side.roles[row] == OUTPUT)
 
 
-def _with_forward(side: Side) -> list[tuple[int, int]]:
-    """All backward calls whose forward call was recorded, and that one."""
-    found = []
-    for head in side.heads.values():
-        forward = head.calls.get(FORWARD, {})
-        found += [(op, forward[call]) for call, op in head.calls.get(BACKWARD, {}).items() if call in forward]
-    return found
-
-
 # Which row of one run belongs to which row of the other, by which rule.
 
 # Place of a pair -> the rows that it stands for on either side, where one side has several.
@@ -224,6 +221,55 @@ def from_partners(partners: list[int], golden_rows: int, rules: list[str], notes
 RULE = "name"
 MEANING = "equal in meaning"  # rows at which a group is compared
 MERGED = "merged statistics"  # how rows of fused and split layers compare
+
+# Whether the names of two runs meet, or whether pairing them needs more than names.
+
+# So many modules without their like do not make two code bases; of calls, some names in common are enough.
+_STRANGE_MODULES, _STRANGE_CALLS = 0.05, 0.95
+
+
+def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
+    """Whether names alone would leave much unpaired: other framework, other code base.
+
+    ``by_place``: names are the paths of modules and the APIs, without call numbers and wrappers.
+    """
+    if (target.framework == MINDSPORE) != (golden.framework == MINDSPORE):
+        return True
+    if target.ops == golden.ops:
+        return False
+    if not by_place:
+        return not names_meet(target, golden) or not modules_meet(target.ops, golden.ops)
+    paths, others = (
+        {bare_path(split(name)[0].partition(".")[2].rpartition(".")[0]) for name in _forward_modules(run.ops)}
+        for run in (target, golden)
+    )
+    if paths and others:
+        return _strangers(paths, others) > _STRANGE_MODULES
+    heads, others = (
+        {split(name)[0] for name in run.ops} for run in (target, golden)
+    )  # without modules: do APIs recur?
+    return _strangers(heads, others) > _STRANGE_CALLS
+
+
+def names_meet(target: Run, golden: Run) -> bool:
+    """Whether some calls of the two runs have equal names."""
+    return _strangers(set(target.ops), set(golden.ops)) <= _STRANGE_CALLS
+
+
+def modules_meet(target: list[str], golden: list[str]) -> bool:
+    """Whether the modules of one run nearly all have their names in the other (or there are none)."""
+    return target == golden or _strangers(_forward_modules(target), _forward_modules(golden)) <= _STRANGE_MODULES
+
+
+def _strangers(target: set[str], golden: set[str]) -> float:
+    """The share of the smaller side that is not in the other."""
+    fewest = min(len(target), len(golden))
+    return (fewest - len(target & golden)) / fewest if fewest else 0.0
+
+
+def _forward_modules(ops: list[str]) -> set[str]:
+    return {name for name in ops if name.startswith(("Module.", "Cell.")) and f".{FORWARD}." in name}
+
 
 # Equal names belong together: the last rule of every mapping.
 

@@ -10,9 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from twinprobe._align.calls import MINDSPORE, bare_path, split
-from twinprobe._align.links import RULE, Pairs, from_partners
-from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
+from twinprobe._align.links import RULE, Pairs, from_partners, needs_help
+from twinprobe._runs.names import BACKWARD, parse_op
 from twinprobe._runs.run import Run
 
 # Which mappings a user can ask for.
@@ -62,23 +61,23 @@ class NamesMatcher:
         if target.ops == golden.ops or target.single_points:
             pairs = match_names(target, golden)
             alike = target.table["shape"].equals(golden.table["shape"], null_equal=True)
-            return pairs if alike or not by_place or target.single_points else _fit_shapes(target, golden, pairs)
-        if not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
+            if alike or not by_place or target.single_points:
+                return pairs
+        elif not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
             from twinprobe._align.place import note_of_other_places
 
             pairs = match_names(target, golden)
             pairs.notes += note_of_other_places(target, golden, pairs)
             return pairs
-        from twinprobe._align.mapping.mapped import read_mappings
+        else:
+            from twinprobe._align.mapping.mapped import read_mappings
 
-        pairs = read_mappings(self.options)(target, golden)
-        return _fit_shapes(target, golden, pairs) if by_place else pairs
+            pairs = read_mappings(self.options)(target, golden)
+            if not by_place:
+                return pairs
+        from twinprobe._align.rows import fit_shapes
 
-
-def _fit_shapes(target: Run, golden: Run, pairs: Pairs) -> Pairs:
-    from twinprobe._align.rows import fit_shapes
-
-    return fit_shapes(target, golden, pairs)
+        return fit_shapes(target, golden, pairs)
 
 
 def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
@@ -157,54 +156,3 @@ def row_keys(run: Run) -> list[str]:
             name = name.replace(".kwargs.", ".input.", 1)
         result.append(name)
     return result
-
-
-# Whether the names of two runs meet, or whether pairing them needs more than names.
-
-# So many modules without their like do not make two code bases; of calls, some names in common are enough.
-_STRANGE_MODULES, _STRANGE_CALLS = 0.05, 0.95
-
-
-def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
-    """Whether names alone would leave much unpaired: other framework, other code base.
-
-    ``by_place``: names are the paths of modules and the APIs, without call numbers and wrappers.
-    """
-    if (target.framework == MINDSPORE) != (golden.framework == MINDSPORE):
-        return True
-    if target.ops == golden.ops:
-        return False
-    if by_place:
-        return not _places_meet(target.ops, golden.ops)
-    return not names_meet(target, golden) or not modules_meet(target.ops, golden.ops)
-
-
-def _places_meet(target: list[str], golden: list[str]) -> bool:
-    """Whether the modules of one run nearly all have their paths in the other; without modules, whether APIs recur."""
-    paths, others = (
-        {bare_path(split(name)[0].partition(".")[2].rpartition(".")[0]) for name in _forward_modules(ops)}
-        for ops in (target, golden)
-    )
-    if paths and others:
-        return _strangers(paths, others) <= _STRANGE_MODULES
-    return _strangers({split(name)[0] for name in target}, {split(name)[0] for name in golden}) <= _STRANGE_CALLS
-
-
-def names_meet(target: Run, golden: Run) -> bool:
-    """Whether some calls of the two runs have equal names."""
-    return _strangers(set(target.ops), set(golden.ops)) <= _STRANGE_CALLS
-
-
-def modules_meet(target: list[str], golden: list[str]) -> bool:
-    """Whether the modules of one run nearly all have their names in the other (or there are none)."""
-    return target == golden or _strangers(_forward_modules(target), _forward_modules(golden)) <= _STRANGE_MODULES
-
-
-def _strangers(target: set[str], golden: set[str]) -> float:
-    """The share of the smaller side that is not in the other."""
-    fewest = min(len(target), len(golden))
-    return (fewest - len(target & golden)) / fewest if fewest else 0.0
-
-
-def _forward_modules(ops: list[str]) -> set[str]:
-    return {name for name in ops if name.startswith(("Module.", "Cell.")) and f".{FORWARD}." in name}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import numpy as np
 
@@ -45,23 +44,28 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     # Where two ways are equally good, the first found wins: one order is always taken, so that swapped runs give the
     # mirrored answer.
     turned = _order(board.golden) < _order(board.target)
-    given = [_turned((op, other), turned) for op, other in enumerate(board.partner) if other != NONE]
-    walk = _Walk(_turned((board.target, board.golden), turned), given)
+    given = [(other, op) if turned else (op, other) for op, other in enumerate(board.partner) if other != NONE]
+    walk = _Walk((board.golden, board.target) if turned else (board.target, board.golden), given)
     if not walk.is_one_model() and not given:
         return _link_unlike(board, walk, turned)
     for pair in walk.pairs():
-        _link_at_place(board, *_turned(pair, turned))
+        _link_at_place(board, *(pair[::-1] if turned else pair))
     board.follow_forward()
     for pair in walk.way_back():
-        board.link(*_turned(pair, turned), RULE)
-    _link_gradients(board, _turned((walk.shifts, {}), turned))
+        board.link(*(pair[::-1] if turned else pair), RULE)
+    _link_gradients(board, ({}, walk.shifts) if turned else (walk.shifts, {}))
     _link_the_rest(board)
     links = RowLinks(by_place=True)
     if grouped:
-        links.replaced = [op for op, other in enumerate(board.partner) if _is_replaced(board, op, other)]
+        heads = board.target.head_of, board.golden.head_of
+        links.replaced = [
+            op for op, other in enumerate(board.partner)
+            if other != NONE and board.target.direction[op] == FORWARD and heads[0][op].is_module
+            and heads[0][op].name.rpartition(".")[2] != heads[1][other].name.rpartition(".")[2]
+        ]  # fmt: skip
         flows = walk.flows()
         for group in walk.groups(flows):
-            link_group(links, _turned(flows, turned), *_turned(group, turned), f"{RULE}: ")
+            link_group(links, flows[::-1] if turned else flows, *(group[::-1] if turned else group), f"{RULE}: ")
     _add_notes(board, before, links.call_groups)
     for path, shift in walk.shifts.items():
         first = f"{path}.0 is the other's {path}.{shift}" if shift > 0 else f"{path}.{-shift} is the other's {path}.0"
@@ -70,21 +74,8 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     return links if links.call_groups or links.replaced else None
 
 
-def _turned(pair: tuple[Any, Any], turned: bool) -> tuple[Any, Any]:
-    """From the board's two sides to those of the walk, or back."""
-    return (pair[1], pair[0]) if turned else pair
-
-
 def _link_at_place(board: Board, op: int, other: int) -> None:
     board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
-
-
-def _is_replaced(board: Board, op: int, other: int) -> bool:
-    """Whether the partner of a module's call is of another class."""
-    head = board.target.head_of[op]
-    if other == NONE or board.target.direction[op] != FORWARD or not head.is_module:
-        return False
-    return head.name.rpartition(".")[2] != board.golden.head_of[other].name.rpartition(".")[2]
 
 
 def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
@@ -96,7 +87,7 @@ def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
             "one run holds the model as a whole (compiled, say), the other only what is inside: what goes in and "
             "what comes out was paired; to see more, record both runs without compiling"
         ]
-        pairs = dict(_turned(pair, turned) for pair in rows)
+        pairs = dict(pair[::-1] if turned else pair for pair in rows)
         return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
     parts = _in_parts(*sides) or [pair[::-1] for pair in _in_parts(*sides[::-1])]
     if parts:
@@ -104,7 +95,7 @@ def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
             "one run computes in parts what the other computes at once (micro batches): modules were compared by "
             "the parts put together, and gradients not at all, since they depend on how losses are scaled"
         )
-        return RowLinks(groups=[(*_turned(pair, turned), PARTS) for pair in parts], by_place=True)
+        return RowLinks(groups=[(*(pair[::-1] if turned else pair), PARTS) for pair in parts], by_place=True)
     board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
     return None
 
@@ -277,7 +268,8 @@ def _add_notes(board: Board, before: list[int], groups: list[CallGroup]) -> None
         for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
     )
     calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
-    board.notes += _note_of_groups(groups, board)
+    if groups:
+        board.notes += _note_of_groups(groups, board)
     if alone and any(link != NONE for link in board.partner):
         board.notes.append(f"{calls} in one run only; the rest was paired by place")
     elif moved:
@@ -304,7 +296,8 @@ class _Walk:
         nested = all(side.has_hierarchy for side in sides)
         self.one, self.other = (Calls(side, nested=nested) for side in sides)
         self.shifts = shifted_layers(self.one, self.other)
-        self.one.renumber(self.shifts)
+        if self.shifts:
+            self.one.renumber(self.shifts)
         self._siblings = Siblings(self.one, self.other)
         self.link: dict[int, int] = {ROOT: ROOT}
         self.back: dict[int, int] = {ROOT: ROOT}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class Calls:
 
     def renumber(self, shifts: dict[str, int]) -> None:
         """Give the layers of these lists the numbers that the other run has for them."""
-        for node in self.tree.modules if shifts else ():
+        for node in self.tree.modules:
             self.key[node] = ("", renumbered(self._bare[self.tree.path[node]], shifts))
 
     def shapes(self, node: int, role: int) -> list[str | None]:
@@ -162,11 +163,12 @@ def shifted_layers(one: Calls, other: Calls) -> dict[str, int]:
     return shifts
 
 
+@dataclass
 class Siblings:
     """Aligns calls of one run with calls of the other."""
 
-    def __init__(self, one: Calls, other: Calls) -> None:
-        self.one, self.other = one, other
+    one: Calls
+    other: Calls
 
     def aligned(self, mine: list[int], theirs: list[int], scope: tuple[int, int]) -> Twins:
         """Pairs among what the two calls of ``scope`` enclose, in order."""

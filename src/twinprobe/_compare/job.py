@@ -109,16 +109,16 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
         as_one = _steps_as_one(request)
         if as_one:
             return as_one, [], []
-    whole = [(request.target, request.golden)], "", RunKey("", -1, -1)
+    whole = _file_jobs(request, [(request.target, request.golden)], "", RunKey("", -1, -1)), list[str](), list[str]()
     if request.target.is_dir() != request.golden.is_dir():
         from twinprobe._runs.other_tools import is_foreign
 
         if is_foreign(request.target) and is_foreign(request.golden):  # a checkpoint in one file, and one in many
-            return _file_jobs(request, *whole), [], []
+            return whole
         folder, file = sorted((request.target, request.golden), key=lambda path: not path.is_dir())
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
     if not request.target.is_dir() or runs:
-        return _file_jobs(request, *whole), [], []
+        return whole
     from twinprobe._compare.steps import step_shift
     from twinprobe._runs.other_tools import is_foreign
 
@@ -128,7 +128,7 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
         pairs, notes, lost = pair_folders(request.target, request.golden, ranks=ranks, steps=steps, shift=shift)
     except BadInput:
         if is_foreign(request.target) and is_foreign(request.golden):
-            return _file_jobs(request, *whole), [], []
+            return whole
         raise
     jobs: list[Job] = []
     for pair in pairs:

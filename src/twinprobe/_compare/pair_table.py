@@ -122,7 +122,7 @@ def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> di
     known = all((part[f"{stat}_kind"] == FLOAT).all() for stat in STATS) and None not in shapes
     values = (None,) * len(STATS)
     if known:
-        from twinprobe._align.auto.row_links import merged
+        from twinprobe._align.auto.fingerprints import merged
 
         sizes = np.array([np.prod(shape, dtype=np.float64) for shape in shapes if shape is not None])
         values = merged(part.select(STATS).to_numpy(), sizes)  # type: ignore[assignment]

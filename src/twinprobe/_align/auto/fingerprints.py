@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
+from math import log
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
+_BUCKETS = 25  # of a norm, for each factor of e: wider than what rounding moves
 
 
 class Prints:
@@ -79,6 +81,11 @@ class Prints:
             return self.digest[row] if row != NONE else None
         return (self.shape_text[row], *self.stats[row].tolist()) if self.telling[row] else None
 
+    def rough(self, row: int) -> tuple[float, int] | None:
+        """The size of a row and the bucket of its norm: rows that may hold the same are in one, or in the next."""
+        known = self.listed[row] if row != NONE else None
+        return None if known is None else (known[4], int(_BUCKETS * log(known[3])))
+
     def known(self, rows: Sequence[int]) -> NDArray[np.float64]:
         """max, min, mean, norm and size of these rows; NaN where their values say nothing."""
         places = np.array(rows, dtype=np.int64)
@@ -102,6 +109,15 @@ def _first(starts: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.i
     found = rows[np.minimum(at, len(rows) - 1)]
     inside = (at < len(rows)) & (found < starts[1:])
     return np.where(inside, found, NONE)
+
+
+def merged(stats: Array, sizes: Array) -> tuple[float, float, float, float]:
+    """max, min, mean and norm of the concatenation of tensors with these statistics and sizes."""
+    weights = sizes / max(sizes.sum(), 1.0)
+    return (
+        float(stats[:, 0].max()), float(stats[:, 1].min()), float((stats[:, 2] * weights).sum()),
+        float(np.sqrt((stats[:, 3] ** 2).sum())),
+    )  # fmt: skip
 
 
 # Rounding to bfloat16 moves a value by 2**-8 of itself at most; sums of them move less.

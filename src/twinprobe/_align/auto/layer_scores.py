@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.auto.fingerprints import Prints, row_values_agree, same_values, statistics_agree, worth_of
+from twinprobe._align.auto.fingerprints import Prints, merged, row_values_agree, same_values, statistics_agree, worth_of
 from twinprobe._align.auto.sequence import Ints
 from twinprobe._align.auto.tree import Facts, Layer
 from twinprobe._align.auto.words import (
@@ -76,10 +76,8 @@ def _merged_stats(rows: Sequence[tuple[int, ...]], prints: Prints) -> Array:
     for at, group in enumerate(rows):
         if NONE in group or not prints.telling[list(group)].all():
             continue
-        stats, sizes = prints.stats[list(group)], prints.numel[list(group)]
-        norm = float(np.sqrt((stats[:, 3] ** 2).sum()))
-        mean = float((stats[:, 2] * sizes).sum() / sizes.sum())
-        result[at] = stats[:, 0].max(), stats[:, 1].min(), mean, norm, sizes.sum()
+        sizes = prints.numel[list(group)]
+        result[at] = *merged(prints.stats[list(group)], sizes), sizes.sum()
     return result
 
 

@@ -267,15 +267,6 @@ def part_residual(board: Board, links: RowLinks, op: int, other: int, inside: st
         links.alone.update([row for row in side.rows(module) if side.roles[row] == OUTPUT][:1])
 
 
-def merged(stats: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float, float]:
-    """max, min, mean and norm of the concatenation of tensors with these statistics and sizes."""
-    weights = sizes / max(sizes.sum(), 1.0)
-    return (
-        float(stats[:, 0].max()), float(stats[:, 1].min()), float((stats[:, 2] * weights).sum()),
-        float(np.sqrt((stats[:, 3] ** 2).sum())),
-    )  # fmt: skip
-
-
 # What two linked API calls take, where their arguments stand in another order: ``x * w`` and ``w * x``.
 
 _MOST = 4

@@ -8,8 +8,7 @@ from math import prod
 
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Head, Side
-from twinprobe._align.links import NONE, Board
-from twinprobe._align.matcher import modules_meet, needs_help
+from twinprobe._align.links import NONE, Board, modules_meet, needs_help
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import fit_shapes, pairs_of
 from twinprobe._live.live_run import Values
