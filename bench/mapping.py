@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from make_runs import repeat_dump
-from twinprobe._align.links import Pairs, join_names, match_names
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.links import Pairs
+from twinprobe._align.matcher import MappingOptions, build_matcher, join_names, match_names
 from twinprobe._runs.run import Run, open_run
 
 ROUNDS = 5

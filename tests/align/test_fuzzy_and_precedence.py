@@ -8,8 +8,7 @@ import pytest
 from pairing import MAPPING, calls, match, matched, named, rules, small_run, yaml_file
 
 from support import tensor, write_dump
-from twinprobe._align.links import match_names
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.matcher import MappingOptions, build_matcher, match_names
 from twinprobe._runs.run import Run, open_run
 
 

@@ -12,8 +12,8 @@ from pairing import DATA, MAPPING, backward, calls, is_identity, match, named, s
 
 from support import forward, slow, tensor
 from twinprobe._align.calls import split
-from twinprobe._align.links import match_names
 from twinprobe._align.mapping.yaml_files import Names
+from twinprobe._align.matcher import match_names
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run, open_run
 

@@ -25,8 +25,8 @@ from twinprobe._align.auto import (
     rule_calls as rule_results,
 )
 from twinprobe._align.auto.aligner import align_runs
-from twinprobe._align.auto.fingerprints import Prints, same_values
-from twinprobe._align.auto.layer_scores import SortCells, ValueCells
+from twinprobe._align.auto.fingerprints import Prints, ValueCells, same_values
+from twinprobe._align.auto.layer_scores import SortCells
 from twinprobe._align.auto.sequence import guess_by_keys, pair_by_cells, pair_by_table
 from twinprobe._align.calls import Side
 from twinprobe._runs.run import Run, open_run

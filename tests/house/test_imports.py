@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
 FRAMEWORKS = {"torch", "mindspore", "paddle"}
 HEAVY = ("torch", "mindspore", "paddle", "numba", "polars", "numpy", "rich", "ray", "tensorboard", "fsspec")
@@ -67,3 +69,24 @@ def test_drawing_and_viewing_graphs_import_no_framework(tmp_path: Path) -> None:
 def test_aligning_two_runs_imports_no_framework(tmp_path: Path) -> None:
     align = command("align", DEMO / "target", DEMO / "golden", "-o", tmp_path)
     assert not loaded_after(align) & FRAMEWORKS
+
+
+@pytest.mark.slow
+def test_each_module_can_be_the_first_to_be_imported() -> None:
+    """One interpreter, which forgets all of TwinProbe before each module: what other packages hold stays loaded."""
+    program = (
+        "import importlib, pkgutil, sys\n"
+        "import twinprobe\n"
+        "names = [found.name for found in pkgutil.walk_packages(twinprobe.__path__, 'twinprobe.')]\n"
+        "assert len(names) > 250\n"
+        "for name in names:\n"
+        "    for known in [known for known in sys.modules if known.partition('.')[0] == 'twinprobe']:\n"
+        "        del sys.modules[known]\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except ImportError as error:\n"
+        "        if 'partially initialized' in str(error) or str(error.name).startswith('twinprobe'):\n"
+        "            print(name, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == ""

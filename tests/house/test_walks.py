@@ -11,9 +11,9 @@ import pytest
 
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
-    # Every folder with a page gets an index (30 files, 332 functions, 39 changes before).
+    # Every folder with a page gets an index (332 functions, 39 changes before).
     # The judge asks whether a loss reads the outputs, who reads a value of one run alone, and what a module lacks.
-    "compare": {"files": 31, "functions": 342, "changes": 38},
+    "compare": {"files": 30, "functions": 342, "changes": 38},
     # One hook for all calls that end at a node, and a mode that rests between steps (249 functions before).
     "record": {"files": 25, "functions": 254, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).

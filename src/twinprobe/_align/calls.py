@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from twinprobe._runs.dtypes import EPSILON, SYNONYMS
-from twinprobe._runs.names import CONTAINERS, DIRECTIONS, FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, CONTAINERS, DIRECTIONS, FORWARD, GRADIENTS, is_number
 from twinprobe._runs.run import Run
 
 DEBUG = "debug"
@@ -69,6 +69,10 @@ class Side:
         ops = self.run.table["op"].to_numpy()
         return np.searchsorted(ops, np.arange(len(self.ops) + 1)).tolist()  # type: ignore[no-any-return]
 
+    def rows(self, op: int) -> range:
+        """The rows of an op."""
+        return range(self.starts[op], self.starts[op + 1])
+
     @cached_property
     def names(self) -> list[str]:
         """The name of each row."""
@@ -100,6 +104,21 @@ class Side:
         return found
 
     @cached_property
+    def kinds(self) -> list[int]:
+        """Whether each row is a tensor, a plain value or nothing."""
+        return self.run.table["kind"].to_list()
+
+    @cached_property
+    def dtypes(self) -> list[str | None]:
+        """The element type of each row, as recorded."""
+        return self.run.table["dtype"].to_list()
+
+    @cached_property
+    def files(self) -> list[str | None]:
+        """The file of each row's elements."""
+        return self.run.table["file"].to_list()
+
+    @cached_property
     def number_of(self) -> dict[str, int]:
         """Name of an op -> its number."""
         return {name: number for number, name in enumerate(self.ops)}
@@ -115,9 +134,22 @@ class Side:
         names, numbers = self.run.parents, self.number_of
         return [numbers.get(names.get(name) or "", -1) for name in self.ops]
 
+    def around(self, op: int) -> list[int]:
+        """The ops that enclose an op, the innermost first."""
+        found: list[int] = []
+        parent = self.parents[op]
+        while parent != -1 and parent not in found:  # a damaged construct.json may hold circles
+            found.append(parent)
+            parent = self.parents[parent]
+        return found
+
     def forward(self, op: int) -> int:
         """The forward call of the same number; -1 where none was recorded."""
         return self.head_of[op].calls.get(FORWARD, {}).get(self.call[op], -1)
+
+    def backward(self, op: int) -> int:
+        """The backward call of the same number; -1 where none was recorded."""
+        return self.head_of[op].calls.get(BACKWARD, {}).get(self.call[op], -1)
 
     @cached_property
     def apis(self) -> list[Head]:
@@ -158,17 +190,27 @@ def _head(name: str, direction: str) -> Head:
 
 # What training wrappers put into a module's path.
 
-_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PEFT = ["base_model", "model"]
 
 
 @lru_cache(maxsize=65536)
 def bare_path(path: str) -> str:
     """A module's path without what wrappers (DDP, FSDP, torch.compile, checkpointing, PEFT) put into it."""
-    parts = [part for part in path.split(".") if part not in _WRAPPERS]
+    parts = [part for part in path.split(".") if part not in WRAPPERS]
     if parts[:1] == _PEFT[:1]:
         parts = parts[2:] if parts[:2] == _PEFT else parts[1:]
     return ".".join(parts)
+
+
+def renumbered(path: str, shifts: dict[str, int]) -> str:
+    """A path with the number of its layer shifted; ``shifts``: by the path of the list that the layer is in."""
+    for container, shift in shifts.items():
+        if path.startswith(f"{container}."):
+            number, dot, rest = path[len(container) + 1 :].partition(".")
+            if is_number(number):
+                return f"{container}.{int(number) + shift}{dot}{rest}"
+    return path
 
 
 # Element types by meaning: Float32, torch.float32 and paddle.float32 are one type.

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from math import log
 
 from twinprobe._align.auto.fingerprints import Prints, best_partner, row_values_agree
 from twinprobe._align.auto.tree import ROOT, CallTree
 from twinprobe._align.calls import Side, dims
 from twinprobe._align.links import NONE, CallGroup
 from twinprobe._align.turns import fits_shape
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import FORWARD
 from twinprobe._runs.run import STATISTICS, Run
 from twinprobe._runs.table import INPUT, OUTPUT
 
 PART = "part of a group equal in meaning"
 _MOST_CALLS = 64  # so many calls in which values never meet are no group
-_STEPS = 25  # buckets of a norm for each factor of e, wider than what rounding moves
 
 Rows = list[tuple[int, int]]
 Joined = list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -32,7 +30,7 @@ class Flow:
     """How values flow through one run: equal statistics are one value, in whatever shape."""
 
     def __init__(self, side: Side, prints: Prints) -> None:
-        self.side, self.prints = side, prints
+        self.side, self.prints, self.value = side, prints, prints.value
         self._last_use: dict[Hashable, int] = {}
         parents = set(side.parents)
         for op, direction in enumerate(side.direction):
@@ -45,11 +43,6 @@ class Flow:
                 value = self.value(row)
                 if value is not None:
                     self._last_use[value] = op if op > self._last_use.get(value, NONE) else self._last_use[value]
-
-    def value(self, row: int) -> Hashable:
-        """What tells one value of this run from another; None where nothing does."""
-        known = self.prints.listed[row]
-        return tuple(known) if known is not None else self.prints.digest[row]
 
     def used_after(self, value: Hashable, made: int, op: int) -> bool:
         """Whether what call ``made`` gave is taken by a call later than ``op``, or returned by the module around.
@@ -104,17 +97,11 @@ def free_pieces(
 
 
 def _calls_inside(tree: CallTree, scope: int, link: dict[int, int], barred: set[int]) -> list[int]:
-    found = []
-    stack = list(reversed(tree.children[scope]))
-    while stack:
-        node = stack.pop()
-        if node in link or not tree.children[node]:
-            found.append(node)
-        elif node in barred:
-            found.append(NONE)
-        else:
-            stack.extend(reversed(tree.children[node]))
-    return found
+    def is_whole(node: int) -> bool:
+        return node in link or not tree.children[node]
+
+    nodes = tree.opened(tree.children[scope], lambda node: not is_whole(node) and node not in barred)
+    return [node if is_whole(node) else NONE for node in nodes]
 
 
 def _cut(
@@ -191,11 +178,10 @@ def _same_values(
 
 def _rough(prints: Prints, row: int, reach: int) -> list[Hashable]:
     """The size and the rough norm of a row, and those beside it: equal for rows that may hold the same."""
-    known = prints.listed[row]
+    known = prints.rough(row)
     if known is None:
         return [prints.digest[row]]
-    norm = int(_STEPS * log(known[3]))
-    return [(known[4], norm + step) for step in range(-reach, reach + 1)]
+    return [(known[0], known[1] + step) for step in range(-reach, reach + 1)]
 
 
 def _live(flow: Flow, ops: list[int], numbers: dict[Hashable, int], given: set[Hashable]) -> list[frozenset[int]]:
@@ -284,7 +270,7 @@ def backward_rows(
     Those of what entered are compared where they arrive: in a softmax they cancel, and other steps round otherwise.
     """
     back = [
-        [op for call in ops if (op := _backward(flow.side, call)) != NONE]
+        [op for call in ops if (op := flow.side.backward(call)) != NONE]
         for flow, ops in zip(flows, (mine, theirs), strict=True)
     ]
     if not all(back):
@@ -299,15 +285,11 @@ def backward_rows(
     return CallGroup(tuple(sorted(back[0])), tuple(sorted(back[1]))), found
 
 
-def _backward(side: Side, op: int) -> int:
-    return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE)
-
-
 def _gradient(flow: Flow, ops: Sequence[int], row: int) -> int:
     """The gradient of an output, where the backward call has one for each."""
     prints = flow.prints
     op = next(op for op in ops if flow.side.starts[op] <= row < flow.side.starts[op + 1])
-    rows, gradients = prints.rows(op, OUTPUT), prints.rows(_backward(flow.side, op), INPUT)
+    rows, gradients = prints.rows(op, OUTPUT), prints.rows(flow.side.backward(op), INPUT)
     if len(rows) != len(gradients) or prints.numel[gradients[rows.index(row)]] != prints.numel[row]:
         return NONE
     return gradients[rows.index(row)]

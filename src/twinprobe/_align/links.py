@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,9 +10,11 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import MINDSPORE, Head, Side, bare_path, split
 from twinprobe._align.mapping.api_names import ArgumentMap
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import OUTPUT
+
+NONE = -1
 
 # Two ordered lists of unequal length: which of one belongs to which of the other.
 
@@ -25,38 +26,35 @@ def in_order(target: Sequence[Hashable], golden: Sequence[Hashable]) -> list[tup
     """Pair places in order so that as many signs as possible agree; without any agreement, place by place."""
     if len(target) * len(golden) <= _MAX_CELLS:
         # The shorter list leads, so that swapped runs give the mirrored answer.
-        if len(target) > len(golden):
-            pairs = [(at, to) for to, at in _longest_common(golden, target)]
-        else:
-            pairs = _longest_common(target, golden)
+        few, many = (golden, target) if len(target) > len(golden) else (target, golden)
+        pairs, _ = best_in_order([{to: 1 for to, sign in enumerate(many) if sign == wanted} for wanted in few])
         if pairs:
-            return pairs
+            return [(to, at) for at, to in pairs] if few is golden else pairs
     shared = min(len(target), len(golden))
     return list(zip(range(shared), range(shared), strict=True))
 
 
-def _longest_common(target: Sequence[Hashable], golden: Sequence[Hashable]) -> list[tuple[int, int]]:
-    rows, columns = len(target), len(golden)
-    best = [[0] * (columns + 1) for _ in range(rows + 1)]
+def best_in_order(scores: Sequence[Mapping[int, float]]) -> tuple[list[tuple[int, int]], float]:
+    """The pairs that do not cross whose scores add up to most, and that sum.
+
+    ``scores``: for each place of one list, what the places of the other that may be its partner are worth.
+    """
+    rows, columns = len(scores), 1 + max((to for row in scores for to in row), default=NONE)
+    best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     for at in range(rows - 1, -1, -1):
+        here, below, row = best[at], best[at + 1], scores[at]
         for to in range(columns - 1, -1, -1):
-            if target[at] == golden[to]:
-                best[at][to] = best[at + 1][to + 1] + 1
-            else:
-                best[at][to] = max(best[at + 1][to], best[at][to + 1])
+            here[to] = max(below[to], here[to + 1], below[to + 1] + row[to] if to in row else 0.0)
     pairs, at, to = [], 0, 0
     while at < rows and to < columns:
-        if target[at] == golden[to]:
+        if to in scores[at] and best[at][to] == best[at + 1][to + 1] + scores[at][to]:
             pairs.append((at, to))
             at, to = at + 1, to + 1
-        elif best[at + 1][to] >= best[at][to + 1]:
+        elif best[at][to] == best[at + 1][to]:
             at += 1
         else:
             to += 1
-    return pairs
-
-
-NONE = -1
+    return pairs, best[0][0]
 
 
 class Board:
@@ -74,7 +72,13 @@ class Board:
         self.arguments: dict[tuple[str, str], ArgumentMap] = {}
         self.notes: list[str] = []
         self._both_nested = self.target.has_hierarchy and self.golden.has_hierarchy
-        self._backward = _with_forward(self.target)
+        # Backward calls of the target that are still free, each with its forward call.
+        self._backward = [
+            (op, forward)
+            for head in self.target.heads.values()
+            for op in head.calls.get(BACKWARD, {}).values()
+            if (forward := self.target.forward(op)) != NONE
+        ]
         self.both_forward = FORWARD in self.target.direction and FORWARD in self.golden.direction
 
     @property
@@ -130,8 +134,7 @@ class Board:
             if other == NONE:
                 still_free.append((op, forward))
                 continue
-            calls = golden.head_of[other].calls.get(BACKWARD)
-            backward = calls.get(golden.call[other], NONE) if calls else NONE
+            backward = golden.backward(other)
             if backward != NONE:
                 self.link(op, backward, self.rule[forward])
         self._backward = still_free
@@ -166,17 +169,7 @@ class Board:
     @staticmethod
     def sign(side: Side, op: int) -> tuple[str | None, ...]:
         """What a call's results look like: the shapes of its outputs."""
-        first, last = side.starts[op], side.starts[op + 1]
-        return tuple(side.shapes[row] for row in range(first, last) if side.roles[row] == OUTPUT)
-
-
-def _with_forward(side: Side) -> list[tuple[int, int]]:
-    """All backward calls whose forward call was recorded, and that one."""
-    found = []
-    for head in side.heads.values():
-        forward = head.calls.get(FORWARD, {})
-        found += [(op, forward[call]) for call, op in head.calls.get(BACKWARD, {}).items() if call in forward]
-    return found
+        return tuple(side.shapes[row] for row in side.rows(op) if side.roles[row] == OUTPUT)
 
 
 # Which row of one run belongs to which row of the other, by which rule.
@@ -225,107 +218,14 @@ def from_partners(partners: list[int], golden_rows: int, rules: list[str], notes
     )
 
 
-# The keys by which rows of two runs are joined.
-
-
-def op_keys(run: Run) -> list[str]:
-    """One key per call. Backward calls are numbered by their order of appearance.
-
-    Autograd replays calls in an order of its own, so the n-th backward entry of an API is the n-th to run, whatever
-    number it carries; both runs are numbered the same way, or two equal runs would not pair with themselves.
-    """
-    if run.single_points:
-        return run.ops
-    seen: Counter[str] = Counter()
-    keys = []
-    for name in run.ops:
-        if BACKWARD not in name:
-            keys.append(name)
-            continue
-        op = parse_op(name)
-        if op.direction != BACKWARD:
-            keys.append(name)
-            continue
-        kind = op.without_call
-        keys.append(op.renumbered(seen[kind]))
-        seen[kind] += 1
-    return keys
-
-
-def row_keys(run: Run, keys: list[str]) -> list[str]:
-    """One key per row: its call's key and its place among the call's values."""
-    ops = run.ops
-    result = []
-    for at, shown in zip(run.table["op"].to_list(), run.table["name"].to_list(), strict=True):
-        op, key, name = ops[at], keys[at], shown
-        if key is not op and name.startswith(op):
-            name = key + name[len(op) :]
-        # A keyword argument's file says .kwargs., its row without a file says .input.
-        if ".kwargs." in name:
-            name = name.replace(".kwargs.", ".input.", 1)
-        result.append(name)
-    return result
-
-
-# Equal names belong together.
-
 RULE = "name"
 MEANING = "equal in meaning"  # rows at which a group is compared
 MERGED = "merged statistics"  # how rows of fused and split layers compare
 
-
-def match_names(target: Run, golden: Run) -> Pairs:
-    """Pair rows of equal name; backward calls by their order of appearance, on both sides."""
-    if _same_calls(target, golden):
-        rows = target.table.height
-        return from_partners(list(range(rows)), rows, [RULE] * rows)
-    return join_names(target, golden)
-
-
-def join_names(target: Run, golden: Run) -> Pairs:
-    """The same for any two runs, key by key."""
-    golden_keys = row_keys(golden, op_keys(golden))
-    place = dict(zip(reversed(golden_keys), range(len(golden_keys) - 1, -1, -1), strict=True))
-    partners = [place.pop(key, -1) for key in row_keys(target, op_keys(target))]
-    return from_partners(partners, len(golden_keys), [RULE if at >= 0 else "" for at in partners])
-
-
-# What MindSpore calls the parameters of a normalisation and of a table, and PyTorch and Paddle do.
-_WORDS = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
-
-
-def match_updates(target: Run, golden: Run, names: Mapping[str, str] | None = None) -> Pairs:
-    """Pair what the optimizers of two frameworks did: by parameter, by the optimizer's place among all, and by step.
-
-    ``names`` are golden's names of the target's parameters where they are known to be others.
-    """
-    sides = []
-    for run, known in ((target, names or {}), (golden, {})):
-        kinds: dict[str, int] = {}  # Momentum here is SGD there: the first belongs to the first
-        keys = []
-        for op in run.ops:
-            name, kind, step, _ = op.removeprefix("Optimizer.").rsplit(".", 3)
-            path, _, word = known.get(name, name).rpartition(".")
-            keys.append(f"{path}.{_WORDS.get(word, word)} {kinds.setdefault(kind, len(kinds))} {step}")
-        sides.append(row_keys(run, keys))
-    place = dict(zip(reversed(sides[1]), range(len(sides[1]) - 1, -1, -1), strict=True))
-    partners = [place.pop(key, -1) for key in sides[0]]
-    return from_partners(partners, len(sides[1]), [RULE if at >= 0 else "" for at in partners])
-
-
-def _same_calls(target: Run, golden: Run) -> bool:
-    """Whether both runs hold the same rows in the same order, none of them twice: every row meets its like then."""
-    if target.ops != golden.ops:
-        return False
-    names, place = target.table["name"], ["op", "name"]
-    return names.n_unique() == len(names) and target.table.select(place).equals(golden.table.select(place))
-
-
 # Whether the names of two runs meet, or whether pairing them needs more than names.
 
-# Names meet where at least one call in twenty of the smaller run has its like.
-_MEETING = 20
-_STRANGERS = 0.05  # so many modules without their like do not make two code bases
+# So many modules without their like do not make two code bases; of calls, some names in common are enough.
+_STRANGE_MODULES, _STRANGE_CALLS = 0.05, 0.95
 
 
 def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
@@ -335,42 +235,36 @@ def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
     """
     if (target.framework == MINDSPORE) != (golden.framework == MINDSPORE):
         return True
-    if by_place:
-        return not places_meet(target.ops, golden.ops)
-    return not names_meet(target, golden) or not modules_meet(target.ops, golden.ops)
-
-
-def places_meet(target: list[str], golden: list[str]) -> bool:
-    """Whether the modules of one run nearly all have their paths in the other; without modules, whether APIs recur."""
-    if target == golden:
-        return True
-    modules = [
-        {bare_path(split(name)[0].partition(".")[2].rpartition(".")[0]) for name in _forward_modules(ops)}
-        for ops in (target, golden)
-    ]
-    if all(modules):
-        fewest = min(len(modules[0]), len(modules[1]))
-        return fewest - len(modules[0] & modules[1]) <= _STRANGERS * fewest
-    heads = [{split(name)[0] for name in ops} for ops in (target, golden)]
-    return len(heads[0] & heads[1]) * _MEETING >= min(len(heads[0]), len(heads[1]))
+    if target.ops == golden.ops:
+        return False
+    if not by_place:
+        return not names_meet(target, golden) or not modules_meet(target.ops, golden.ops)
+    paths, others = (
+        {bare_path(split(name)[0].partition(".")[2].rpartition(".")[0]) for name in _forward_modules(run.ops)}
+        for run in (target, golden)
+    )
+    if paths and others:
+        return _strangers(paths, others) > _STRANGE_MODULES
+    heads, others = (
+        {split(name)[0] for name in run.ops} for run in (target, golden)
+    )  # without modules: do APIs recur?
+    return _strangers(heads, others) > _STRANGE_CALLS
 
 
 def names_meet(target: Run, golden: Run) -> bool:
     """Whether some calls of the two runs have equal names."""
-    if target.ops == golden.ops:
-        return True
-    common = len(set(target.ops) & set(golden.ops))
-    return common * _MEETING >= min(len(target.ops), len(golden.ops))
+    return _strangers(set(target.ops), set(golden.ops)) <= _STRANGE_CALLS
 
 
 def modules_meet(target: list[str], golden: list[str]) -> bool:
     """Whether the modules of one run nearly all have their names in the other (or there are none)."""
-    if target == golden:
-        return True
-    mine, theirs = _forward_modules(target), _forward_modules(golden)
-    common = len(mine & theirs)
-    fewest = min(len(mine), len(theirs))
-    return fewest - common <= _STRANGERS * fewest
+    return target == golden or _strangers(_forward_modules(target), _forward_modules(golden)) <= _STRANGE_MODULES
+
+
+def _strangers(target: set[str], golden: set[str]) -> float:
+    """The share of the smaller side that is not in the other."""
+    fewest = min(len(target), len(golden))
+    return (fewest - len(target & golden)) / fewest if fewest else 0.0
 
 
 def _forward_modules(ops: list[str]) -> set[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from twinprobe._align.links import Pairs, match_names, match_updates, needs_help
+import numpy as np
+
+from twinprobe._align.links import RULE, Pairs, from_partners, needs_help
+from twinprobe._runs.names import BACKWARD, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 
 # Which mappings a user can ask for.
@@ -59,23 +63,23 @@ class NamesMatcher:
         if target.ops == golden.ops or target.single_points:
             pairs = match_names(target, golden)
             alike = target.table["shape"].equals(golden.table["shape"], null_equal=True)
-            return pairs if alike or not by_place or target.single_points else _fit_shapes(target, golden, pairs)
-        if not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
+            if alike or not by_place or target.single_points:
+                return pairs
+        elif not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
             from twinprobe._align.place import note_of_other_places
 
             pairs = match_names(target, golden)
             pairs.notes += note_of_other_places(target, golden, pairs)
             return pairs
-        from twinprobe._align.mapping.mapped import read_mappings
+        else:
+            from twinprobe._align.mapping.mapped import read_mappings
 
-        pairs = read_mappings(self.options)(target, golden)
-        return _fit_shapes(target, golden, pairs) if by_place else pairs
+            pairs = read_mappings(self.options)(target, golden)
+            if not by_place:
+                return pairs
+        from twinprobe._align.rows import fit_shapes
 
-
-def _fit_shapes(target: Run, golden: Run, pairs: Pairs) -> Pairs:
-    from twinprobe._align.rows import fit_shapes
-
-    return fit_shapes(target, golden, pairs)
+        return fit_shapes(target, golden, pairs)
 
 
 def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
@@ -88,3 +92,93 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
     from twinprobe._align.mapping.mapped import read_mappings
 
     return read_mappings(options)
+
+
+# Equal names belong together.
+
+
+def match_names(target: Run, golden: Run) -> Pairs:
+    """Pair rows of equal name; backward calls by their order of appearance, on both sides."""
+    if _same_calls(target, golden):
+        rows = np.arange(target.table.height, dtype=np.int32)
+        return Pairs(rows, rows.copy(), [RULE] * len(rows))
+    return join_names(target, golden)
+
+
+def join_names(target: Run, golden: Run) -> Pairs:
+    """The same for any two runs, key by key."""
+    return _join(row_keys(target, op_keys(target)), row_keys(golden, op_keys(golden)))
+
+
+# What MindSpore calls the parameters of a normalisation and of a table, and PyTorch and Paddle do.
+_WORDS = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
+
+
+def match_updates(target: Run, golden: Run, names: Mapping[str, str] | None = None) -> Pairs:
+    """Pair what the optimizers of two frameworks did: by parameter, by the optimizer's place among all, and by step.
+
+    ``names`` are golden's names of the target's parameters where they are known to be others.
+    """
+    sides = []
+    for run, known in ((target, names or {}), (golden, {})):
+        kinds: dict[str, int] = {}  # Momentum here is SGD there: the first belongs to the first
+        keys = []
+        for op in run.ops:
+            name, kind, step, _ = op.removeprefix("Optimizer.").rsplit(".", 3)
+            path, _, word = known.get(name, name).rpartition(".")
+            keys.append(f"{path}.{_WORDS.get(word, word)} {kinds.setdefault(kind, len(kinds))} {step}")
+        sides.append(row_keys(run, keys))
+    return _join(*sides)
+
+
+def _join(target: Sequence[str], golden: Sequence[str]) -> Pairs:
+    place = dict(zip(reversed(golden), range(len(golden) - 1, -1, -1), strict=True))
+    partners = [place.pop(key, -1) for key in target]
+    return from_partners(partners, len(golden), [RULE if at >= 0 else "" for at in partners])
+
+
+def _same_calls(target: Run, golden: Run) -> bool:
+    """Whether both runs hold the same rows in the same order, none of them twice: every row meets its like then."""
+    if target.ops != golden.ops:
+        return False
+    names, place = target.table["name"], ["op", "name"]
+    return names.n_unique() == len(names) and target.table.select(place).equals(golden.table.select(place))
+
+
+def op_keys(run: Run) -> list[str]:
+    """One key per call. Backward calls are numbered by their order of appearance.
+
+    Autograd replays calls in an order of its own, so the n-th backward entry of an API is the n-th to run, whatever
+    number it carries; both runs are numbered the same way, or two equal runs would not pair with themselves.
+    """
+    if run.single_points:
+        return run.ops
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in run.ops:
+        if BACKWARD not in name:
+            keys.append(name)
+            continue
+        op = parse_op(name)
+        if op.direction != BACKWARD:
+            keys.append(name)
+            continue
+        kind = op.without_call
+        keys.append(op.renumbered(seen[kind]))
+        seen[kind] += 1
+    return keys
+
+
+def row_keys(run: Run, keys: Sequence[str]) -> list[str]:
+    """One key per row: its call's key and its place among the call's values."""
+    ops = run.ops
+    result = []
+    for at, shown in zip(run.table["op"].to_list(), run.table["name"].to_list(), strict=True):
+        op, key, name = ops[at], keys[at], shown
+        if key is not op and name.startswith(op):
+            name = key + name[len(op) :]
+        # A keyword argument's file says .kwargs., its row without a file says .input.
+        if ".kwargs." in name:
+            name = name.replace(".kwargs.", ".input.", 1)
+        result.append(name)
+    return result

@@ -15,11 +15,11 @@ import numpy as np
 from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
-from twinprobe._align.calls import Side, bare_path, dims, split
+from twinprobe._align.calls import Side, bare_path, dims, renumbered, split
 from twinprobe._align.groups import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
-from twinprobe._align.siblings import Calls, Siblings, Twins, renumbered, shifted_layers
+from twinprobe._align.siblings import Calls, Siblings, Twins, shifted_layers
 from twinprobe._measure.sketch import estimate_pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
@@ -44,55 +44,60 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     # Where two ways are equally good, the first found wins: one order is always taken, so that swapped runs give the
     # mirrored answer.
     turned = _order(board.golden) < _order(board.target)
-    sides = (board.golden, board.target) if turned else (board.target, board.golden)
     given = [(other, op) if turned else (op, other) for op, other in enumerate(board.partner) if other != NONE]
-    walk = _Walk(sides, given)
+    walk = _Walk((board.golden, board.target) if turned else (board.target, board.golden), given)
     if not walk.is_one_model() and not given:
-        rows = _at_the_boundary(walk.one, walk.other) or [
-            (other, row) for row, other in _at_the_boundary(walk.other, walk.one)
-        ]
-        if rows:
-            board.notes[:] = [  # in place of what was said where no layer could be aligned
-                "one run holds the model as a whole (compiled, say), the other only what is inside: what goes in and "
-                "what comes out was paired; to see more, record both runs without compiling"
-            ]
-            rows = [(other, row) for row, other in rows] if turned else rows
-            return RowLinks({row: (other, BOUNDARY) for row, other in rows}, by_place=True)
-        parts = _in_parts(walk.one, walk.other) or [pair[::-1] for pair in _in_parts(walk.other, walk.one)]
-        if parts:
-            board.notes.append(
-                "one run computes in parts what the other computes at once (micro batches): modules were compared by "
-                "the parts put together, and gradients not at all, since they depend on how losses are scaled"
-            )
-            return RowLinks(groups=[(*(pair[::-1] if turned else pair), PARTS) for pair in parts], by_place=True)
-        board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
-        return None
-    for one, other in walk.pairs():
-        op, partner = (other, one) if turned else (one, other)
-        name = board.target.ops[op]
-        board.link(op, partner, NAME if name == board.golden.ops[partner] else RULE)
+        return _link_unlike(board, walk, turned)
+    for pair in walk.pairs():
+        _link_at_place(board, *(pair[::-1] if turned else pair))
     board.follow_forward()
-    for one, other in walk.way_back():
-        op, partner = (other, one) if turned else (one, other)
-        board.link(op, partner, RULE)
-    _link_gradients(board, (({}, walk.shifts) if turned else (walk.shifts, {})))
+    for pair in walk.way_back():
+        board.link(*(pair[::-1] if turned else pair), RULE)
+    _link_gradients(board, ({}, walk.shifts) if turned else (walk.shifts, {}))
     _link_the_rest(board)
     links = RowLinks(by_place=True)
-    links.replaced = [
-        op for op, other in enumerate(board.partner)
-        if other != NONE and grouped and board.target.direction[op] == FORWARD and board.target.head_of[op].is_module
-        and board.target.head_of[op].name.rpartition(".")[2] != board.golden.head_of[other].name.rpartition(".")[2]
-    ]  # fmt: skip
-    flows = walk.flows()
-    for group in walk.groups(flows) if grouped else ():
-        mine, theirs = group[::-1] if turned else group
-        link_group(links, flows[::-1] if turned else flows, mine, theirs, f"{RULE}: ")
-    _say(board, before, links.call_groups)
+    if grouped:
+        heads = board.target.head_of, board.golden.head_of
+        links.replaced = [
+            op for op, other in enumerate(board.partner)
+            if other != NONE and board.target.direction[op] == FORWARD and heads[0][op].is_module
+            and heads[0][op].name.rpartition(".")[2] != heads[1][other].name.rpartition(".")[2]
+        ]  # fmt: skip
+        flows = walk.flows()
+        for group in walk.groups(flows):
+            link_group(links, flows[::-1] if turned else flows, *(group[::-1] if turned else group), f"{RULE}: ")
+    _add_notes(board, before, links.call_groups)
     for path, shift in walk.shifts.items():
         first = f"{path}.0 is the other's {path}.{shift}" if shift > 0 else f"{path}.{-shift} is the other's {path}.0"
         who = "golden" if turned else "target"
         board.notes.append(f"by their weights the {who} run's {first}: paired so, as a stage of the model")
     return links if links.call_groups or links.replaced else None
+
+
+def _link_at_place(board: Board, op: int, other: int) -> None:
+    board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
+
+
+def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
+    """Two runs that share no layer: the model as a whole against what is inside it, or parts of a batch?"""
+    sides = walk.one, walk.other
+    rows = _at_the_boundary(*sides) or [(other, row) for row, other in _at_the_boundary(*sides[::-1])]
+    if rows:
+        board.notes[:] = [  # in place of what was said where no layer could be aligned
+            "one run holds the model as a whole (compiled, say), the other only what is inside: what goes in and "
+            "what comes out was paired; to see more, record both runs without compiling"
+        ]
+        pairs = dict(pair[::-1] if turned else pair for pair in rows)
+        return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
+    parts = _in_parts(*sides) or [pair[::-1] for pair in _in_parts(*sides[::-1])]
+    if parts:
+        board.notes.append(
+            "one run computes in parts what the other computes at once (micro batches): modules were compared by "
+            "the parts put together, and gradients not at all, since they depend on how losses are scaled"
+        )
+        return RowLinks(groups=[(*(pair[::-1] if turned else pair), PARTS) for pair in parts], by_place=True)
+    board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
+    return None
 
 
 def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
@@ -208,7 +213,7 @@ def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]])
     for backward, op in owners[0].items():
         other = owners[1].get(board.partner[backward], NONE)
         if other != NONE and Counter(Board.shapes(board.target, op)) == Counter(Board.shapes(board.golden, other)):
-            board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
+            _link_at_place(board, op, other)
     sides = (board.target, board.partner, queues[0], shifts[0]), (board.golden, board.back, queues[1], shifts[1])
     for side, taken, queue, shift in sides:
         for head in side.heads.values():
@@ -224,7 +229,7 @@ def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]])
             # Their order is that of the backward pass: a bias may be done before its weight.
             shapes = Counter(Board.shapes(board.target, op)), Counter(Board.shapes(board.golden, other))
             if shapes[0] == shapes[1]:
-                board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
+                _link_at_place(board, op, other)
 
 
 def _gradients_of_backward(side: Side) -> dict[int, int]:
@@ -251,7 +256,7 @@ def _link_the_rest(board: Board) -> None:
         board.link_in_order(board.free([head], BACKWARD), board.free([other], BACKWARD, golden=True), NAME)
 
 
-def _say(board: Board, before: list[int], groups: list[CallGroup]) -> None:
+def _add_notes(board: Board, before: list[int], groups: list[CallGroup]) -> None:
     parts = {op for group in groups for op in group.target}, {op for group in groups for op in group.golden}
     alone = sum(
         link == NONE and side.direction[op] == FORWARD and op not in inside
@@ -263,25 +268,25 @@ def _say(board: Board, before: list[int], groups: list[CallGroup]) -> None:
         for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
     )
     calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
-    if told := _told(groups, board):
-        board.notes.append(told)
+    if groups:
+        board.notes += _note_of_groups(groups, board)
     if alone and any(link != NONE for link in board.partner):
         board.notes.append(f"{calls} in one run only; the rest was paired by place")
     elif moved:
         board.notes.append("both runs make the same calls under other names or numbers; they were paired by place")
 
 
-def _told(groups: list[CallGroup], board: Board) -> str:
+def _note_of_groups(groups: list[CallGroup], board: Board) -> list[str]:
     heads = board.target.head_of, board.golden.head_of
     forward = [
         group for group in groups if board.target.direction[group.target[0]] == FORWARD
         and [heads[0][op].name for op in group.target] != [heads[1][op].name for op in group.golden]
     ]  # fmt: skip
     if not forward:
-        return ""
+        return []
     one, other = sum(len(group.target) for group in forward), sum(len(group.golden) for group in forward)
     where = "1 place" if len(forward) == 1 else f"{len(forward):,} places"
-    return f"in {where} the runs compute the same in other steps ({one:,} calls against {other:,}), compared as one"
+    return [f"in {where} the runs compute the same in other steps ({one:,} calls against {other:,}), compared as one"]
 
 
 class _Walk:
@@ -291,7 +296,8 @@ class _Walk:
         nested = all(side.has_hierarchy for side in sides)
         self.one, self.other = (Calls(side, nested=nested) for side in sides)
         self.shifts = shifted_layers(self.one, self.other)
-        self.one.renumber(self.shifts)
+        if self.shifts:
+            self.one.renumber(self.shifts)
         self._siblings = Siblings(self.one, self.other)
         self.link: dict[int, int] = {ROOT: ROOT}
         self.back: dict[int, int] = {ROOT: ROOT}
@@ -299,7 +305,6 @@ class _Walk:
         known = [(nodes[0][op], nodes[1][other]) for op, other in given if op in nodes[0] and other in nodes[1]]
         for one, other in known:
             self._join(one, other)
-        self._given = len(self.link)
         self._descend([(ROOT, ROOT), *known])
         self._join_by_path()
         models = self.one.models, self.other.models
@@ -353,10 +358,7 @@ class _Walk:
 
     def is_one_model(self) -> bool:
         """Whether more than a chance few of the layers (or else the calls) belong together."""
-        sizes = []
-        for calls in (self.one, self.other):
-            layers = [node for node in calls.tree.modules if calls.weights(node)]
-            sizes.append(len(layers))
+        sizes = [sum(bool(calls.weights(node)) for node in calls.tree.modules) for calls in (self.one, self.other)]
         if all(sizes):
             paired = sum(
                 bool(weights := self.one.weights(node)) and weights == self.other.weights(other)

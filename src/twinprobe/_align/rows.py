@@ -74,7 +74,9 @@ def pairs_of(board: Board) -> Pairs:
     for op, other in enumerate(board.partner):
         if other != NONE:
             joiner.join(op, other)
-    joiner.add_data_rows()
+    for row, other in board.rows.items():
+        joiner.partners[row] = other
+        joiner.rules[row] = DATA_RULE if other != NONE else ""
     if joiner.left_apart:
         board.notes.append(
             f"{joiner.left_apart} gradients of API calls were not paired: PyTorch records those of the last autograd "
@@ -121,11 +123,6 @@ class _Joiner:
         if apart and not isinstance(arguments, IndexMap):
             mine, theirs = self._comparable_gradients(op, other, mine, theirs)
         self._join_some(op, other, mine, theirs, arguments, is_module)
-
-    def add_data_rows(self) -> None:
-        for row, other in self._board.rows.items():
-            self.partners[row] = other
-            self.rules[row] = DATA_RULE if other != NONE else ""
 
     def _join_some(
         self, op: int, other: int, mine: list[Row], theirs: list[Row], arguments: ArgumentMap | None, is_module: bool
@@ -255,34 +252,38 @@ def fit_shapes(target: Run, golden: Run, pairs: Pairs) -> Pairs:
     return _part_repeats(target, golden, _gradients_by_argument(target, golden, pairs))
 
 
+def _other_shapes(target: Run, golden: Run, pairs: Pairs) -> list[int]:
+    """The places of pairs whose shapes differ."""
+    both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
+    shapes = target.table["shape"].gather(pairs.target[both]), golden.table["shape"].gather(pairs.golden[both])
+    places: list[int] = both[shapes[0].ne_missing(shapes[1]).to_numpy()].tolist()
+    return places
+
+
 def _gradients_by_argument(target: Run, golden: Run, pairs: Pairs) -> Pairs:
     """Gradients that a module hands back are numbered by its tensor arguments: where one run gives a mask and the other
     none, all behind it have other numbers."""
-    tables = target.table, golden.table
-    places = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
-    rows = pairs.target[places], pairs.golden[places]
-    shapes = [table["shape"].gather(side) for table, side in zip(tables, rows, strict=True)]
-    other = shapes[0].ne_missing(shapes[1]).to_numpy() & (tables[0]["role"].to_numpy()[rows[0]] == OUTPUT)
-    suspects = {
-        (int(tables[0]["op"][int(pairs.target[place])]), int(tables[1]["op"][int(pairs.golden[place])]))
-        for place in places[other].tolist()
-    }
-    suspects = {pair for pair in suspects if parse_op(target.ops[pair[0]]).is_module}
-    suspects = {pair for pair in suspects if parse_op(target.ops[pair[0]]).direction == BACKWARD}
+    places = _other_shapes(target, golden, pairs)
+    rows, others = pairs.target[places], pairs.golden[places]
+    given_back = target.table["role"].to_numpy()[rows] == OUTPUT
+    ops = target.table["op"].to_numpy()[rows[given_back]], golden.table["op"].to_numpy()[others[given_back]]
+    suspects = set(zip(ops[0].tolist(), ops[1].tolist(), strict=True))
+    names = {pair: parse_op(target.ops[pair[0]]) for pair in suspects}
+    suspects = {pair for pair, name in names.items() if name.is_module and name.direction == BACKWARD}
     if not suspects:
         return pairs
     sides = Side(target), Side(golden)
     moved: dict[int, int] = {}
-    for ops in sorted(suspects):
-        forward = [side.forward(op) for side, op in zip(sides, ops, strict=True)]
+    for calls in sorted(suspects):
+        forward = [side.forward(op) for side, op in zip(sides, calls, strict=True)]
         taken = [_tensor_arguments(side, op) for side, op in zip(sides, forward, strict=True)]
         if NONE in forward or taken[0] == taken[1]:
             continue
         given = [
-            {name: row for name, row in zip(names, _outputs(side, op), strict=False) if side.shapes[row] is not None}
-            for names, side, op in zip(taken, sides, ops, strict=True)
+            {name: row for name, row in zip(given_by, _outputs(side, op), strict=False) if side.shapes[row] is not None}
+            for given_by, side, op in zip(taken, sides, calls, strict=True)
         ]
-        moved |= dict.fromkeys(_outputs(sides[0], ops[0]), NONE)
+        moved |= dict.fromkeys(_outputs(sides[0], calls[0]), NONE)
         moved |= {row: given[1].get(name, NONE) for name, row in given[0].items()}
     return _with_partners(pairs, moved, BY_ARGUMENT)
 
@@ -291,13 +292,13 @@ def _tensor_arguments(side: Side, op: int) -> list[str]:
     """The arguments of a module call that are tensors and given by place: their gradients come back in this order."""
     return [
         suffix
-        for suffix, row in zip(side.suffixes(op), range(side.starts[op], side.starts[op + 1]), strict=True)
+        for suffix, row in zip(side.suffixes(op), side.rows(op), strict=True)
         if side.roles[row] == INPUT and suffix[7:].isdecimal() and side.shapes[row] is not None
     ]
 
 
 def _outputs(side: Side, op: int) -> list[int]:
-    return [row for row in range(side.starts[op], side.starts[op + 1]) if side.roles[row] == OUTPUT]
+    return [row for row in side.rows(op) if side.roles[row] == OUTPUT]
 
 
 # Heads of keys and values that one run repeats before a call, and the other inside it: no values of one shape.
@@ -305,16 +306,14 @@ def _outputs(side: Side, op: int) -> list[int]:
 
 def _part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
     """Leave rows unmatched whose tensors are one another, repeated; so are their gradients, which are sums."""
-    both = (pairs.target >= 0) & (pairs.golden >= 0)
-    shapes = target.table["shape"].gather(pairs.target[both]), golden.table["shape"].gather(pairs.golden[both])
-    places = np.flatnonzero(both)[(shapes[0] != shapes[1]).fill_null(value=False).to_numpy()]
-    if not len(places):
+    places = _other_shapes(target, golden, pairs)
+    if not places:
         return pairs
     ops = target.table["op"].to_list()
     apart: list[int] = []
     calls: set[tuple[str, int, tuple[str, str]]] = set()
     for backward in (False, True):
-        for place in places.tolist():
+        for place in places:
             row, other = int(pairs.target[place]), int(pairs.golden[place])
             head, direction, call = split(target.ops[ops[row]])
             key = head, call, (target.table["shape"][row], golden.table["shape"][other])

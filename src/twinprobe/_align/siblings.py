@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.sequence import rising
 from twinprobe._align.auto.tree import ROOT, CallTree, call_tree
-from twinprobe._align.calls import Side, bare_path, dims
-from twinprobe._align.links import NONE
-from twinprobe._runs.names import BACKWARD
+from twinprobe._align.calls import Side, bare_path, dims, renumbered
+from twinprobe._align.links import NONE, best_in_order
 from twinprobe._runs.table import INPUT, OUTPUT
 
 Twins = list[tuple[int, int]]
@@ -88,7 +88,7 @@ class Calls:
 
     def renumber(self, shifts: dict[str, int]) -> None:
         """Give the layers of these lists the numbers that the other run has for them."""
-        for node in self.tree.modules if shifts else ():
+        for node in self.tree.modules:
             self.key[node] = ("", renumbered(self._bare[self.tree.path[node]], shifts))
 
     def shapes(self, node: int, role: int) -> list[str | None]:
@@ -108,8 +108,8 @@ class Calls:
 
     def backward(self, node: int) -> int:
         """The backward call of a forward call; -1 where there is none."""
-        op, side = self.tree.op[node], self.side
-        return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE) if op != NONE else NONE
+        op = self.tree.op[node]
+        return self.side.backward(op) if op != NONE else NONE
 
     def weights(self, node: int) -> dict[str, str | None]:
         """The shapes of a module's parameters by name."""
@@ -140,14 +140,6 @@ def _bare_paths(tree: CallTree) -> dict[str, str]:
 _LAYER = re.compile(r"^(.*?)\.(\d{1,9})(?=\.|$)")  # the outermost list that a path leads through
 
 
-def renumbered(path: str, shifts: dict[str, int]) -> str:
-    """A path with the number of its layer shifted."""
-    found = _LAYER.match(path) if shifts else None
-    if found is None or found[1] not in shifts:
-        return path
-    return f"{found[1]}.{int(found[2]) + shifts[found[1]]}{path[found.end() :]}"
-
-
 def shifted_layers(one: Calls, other: Calls) -> dict[str, int]:
     """How far the numbers of layers are apart where one run has but some of the other's, counted from 0 again.
 
@@ -171,11 +163,12 @@ def shifted_layers(one: Calls, other: Calls) -> dict[str, int]:
     return shifts
 
 
+@dataclass
 class Siblings:
     """Aligns calls of one run with calls of the other."""
 
-    def __init__(self, one: Calls, other: Calls) -> None:
-        self.one, self.other = one, other
+    one: Calls
+    other: Calls
 
     def aligned(self, mine: list[int], theirs: list[int], scope: tuple[int, int]) -> Twins:
         """Pairs among what the two calls of ``scope`` enclose, in order."""
@@ -232,7 +225,6 @@ class Siblings:
 
     def by_score(self, mine: list[int], theirs: list[int]) -> Twins:
         """The pairs in order whose scores add up to most."""
-        rows, columns = len(mine), len(theirs)
         places: dict[Hashable, list[int]] = defaultdict(list)
         for to, node in enumerate(theirs):
             places[self.other.key[node]].append(to)
@@ -240,23 +232,7 @@ class Siblings:
             {to: score for to in places.get(self.one.key[one], ()) if (score := self._score(one, theirs[to]))}
             for one in mine
         ]
-        best = [[0] * (columns + 1) for _ in range(rows + 1)]
-        for at in range(rows - 1, -1, -1):
-            here, below, row = best[at], best[at + 1], scores[at]
-            for to in range(columns - 1, -1, -1):
-                paired = below[to + 1] + row[to] if to in row else 0
-                here[to] = max(below[to], here[to + 1], paired)
-        found: Twins = []
-        at, to = 0, 0
-        while at < rows and to < columns:
-            if to in scores[at] and best[at][to] == best[at + 1][to + 1] + scores[at][to]:
-                found.append((mine[at], theirs[to]))
-                at, to = at + 1, to + 1
-            elif best[at][to] == best[at + 1][to]:
-                at += 1
-            else:
-                to += 1
-        return found
+        return [(mine[at], theirs[to]) for at, to in best_in_order(scores)[0]]
 
     def _surely(self, one: int, other: int) -> bool:
         return (
@@ -351,19 +327,7 @@ def _anchors(mine: list[Hashable], theirs: list[Hashable]) -> Twins:
     counts = Counter(mine), Counter(theirs)
     places = {token: to for to, token in enumerate(theirs) if counts[1][token] == 1}
     once = [(at, places[token]) for at, token in enumerate(mine) if counts[0][token] == 1 and token in places]
-    ends: list[int] = []  # by length, the place where the best row of that length ends
-    last: list[int] = []
-    before: list[int] = []
-    for number, (_, to) in enumerate(once):
-        length = bisect_left(ends, to)
-        before.append(last[length - 1] if length else NONE)
-        ends[length : length + 1] = [to]
-        last[length : length + 1] = [number]
-    found, number = [], last[-1] if last else NONE
-    while number != NONE:
-        found.append(once[number])
-        number = before[number]
-    return found[::-1]
+    return rising(once)
 
 
 def _fewest_edits(mine: list[Hashable], theirs: list[Hashable]) -> Twins:

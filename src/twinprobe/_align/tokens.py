@@ -12,20 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import Shape, canonical, dims
+from twinprobe._align.calls import Shape, Side, canonical, dims
 from twinprobe._runs.names import BACKWARD, FORWARD, OpName, is_module, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import TwinProbeError
-
-if TYPE_CHECKING:
-    pass
 
 Ints = NDArray[np.int64]
 NONE = -1
@@ -123,14 +121,14 @@ def cut_of(runs: Sequence[Run]) -> Cut | None:
     of_op: list[Ints] = []
     by_content = False
     for number, run in enumerate(runs):
-        table = _table_calls(run)
+        side = Side(run)
+        table = _table_calls(side)
         if not table:
             return None
-        rows = _Rows(run)
-        belongs = _passes_of(run, table)
+        belongs = _passes_of(side, table)
         of_op.append(np.where(belongs >= 0, belongs + len(passes), NONE))
         for at, call in enumerate(table):
-            found = _pass(run, rows, number, call, np.flatnonzero(belongs == at))
+            found = _pass(side, number, call, np.flatnonzero(belongs == at))
             if found is None:
                 return None
             by_content |= found[1]
@@ -141,48 +139,26 @@ def cut_of(runs: Sequence[Run]) -> Cut | None:
     return cut
 
 
-class _Rows:
-    """The columns of a run's table that are looked at, as lists."""
-
-    def __init__(self, run: Run) -> None:
-        table = run.table
-        self.names: list[str] = table["name"].to_list()
-        self.roles: list[int] = table["role"].to_list()
-        self.kinds: list[int] = table["kind"].to_list()
-        self.shapes: list[str | None] = table["shape"].to_list()
-        self.dtypes: list[str | None] = table["dtype"].to_list()
-        self.files: list[str | None] = table["file"].to_list()
-        ops = table["op"].to_numpy()
-        self.starts = np.searchsorted(ops, np.arange(len(run.ops) + 1))
-
-    def of(self, op: int) -> range:
-        return range(int(self.starts[op]), int(self.starts[op + 1]))
-
-    def integer(self, row: int) -> bool:
-        return self.kinds[row] == TENSOR and "int" in (canonical(self.dtypes[row]) or "")
-
-
-def _table_calls(run: Run) -> list[int]:
+def _table_calls(side: Side) -> list[int]:
     """The calls of the table that turns ids into vectors, the first of its kind in the run; one a pass."""
-    if run.single_points:
+    if side.run.single_points:
         return []
-    rows = _Rows(run)
     found: dict[str, list[int]] = defaultdict(list)
-    for number, op in enumerate(run.op_names):
+    for number, op in enumerate(side.run.op_names):
         if op.direction != FORWARD or not _TABLE.search(op.cls if op.is_module else op.body):
             continue
         if op.is_module and _NOT_WORDS.search(f"{op.body.rpartition('.')[2]} {op.cls}"):
             continue
-        taken = [row for row in rows.of(number) if rows.roles[row] == INPUT and rows.integer(row)]
-        if taken and dims(rows.shapes[taken[0]]):
+        taken = next((row for row in side.rows(number) if side.roles[row] == INPUT and _is_integer(side, row)), NONE)
+        if taken != NONE and dims(side.shapes[taken]):
             found[op.without_call].append(number)
     modules = [calls for name, calls in found.items() if is_module(name)]
     return next(iter(modules or found.values()), [])
 
 
-def _passes_of(run: Run, table: list[int]) -> Ints:
+def _passes_of(side: Side, table: list[int]) -> Ints:
     """The pass of each call: by the numbers of module calls, for others by the module around, else by order."""
-    count = len(table)
+    count, run = len(table), side.run
     ops = run.op_names
     belongs = np.full(len(ops), NONE, dtype=np.int64)
     if count == 1:
@@ -197,18 +173,17 @@ def _passes_of(run: Run, table: list[int]) -> Ints:
             each = len(calls) // count
             for place, number in enumerate(sorted(calls, key=lambda at: ops[at].call)):
                 belongs[number] = place // each
-    place_of = {name: number for number, name in enumerate(run.ops)}
+    place_of = side.number_of
     for number, name in enumerate(run.ops):
         around, seen = run.parents.get(name), 0
         while belongs[number] == NONE and around is not None and seen < 64:
             belongs[number] = belongs[place_of[around]] if around in place_of else _numbered(around, count)
             around, seen = run.parents.get(around), seen + 1
-    forward = {(op.prefix, op.body, op.call): at for at, op in enumerate(ops) if op.direction == FORWARD}
     starts = np.array(table)
     for number, op in enumerate(ops):
         if belongs[number] != NONE:
             continue
-        twin = forward.get((op.prefix, op.body, op.call), NONE) if op.direction == BACKWARD else NONE
+        twin = side.forward(number) if op.direction == BACKWARD else NONE
         if twin != NONE and belongs[twin] != NONE:
             belongs[number] = belongs[twin]
         elif op.direction == FORWARD:
@@ -222,52 +197,51 @@ def _numbered(name: str, count: int) -> int:
     return op.call if op.is_module and 0 <= op.call < count else NONE
 
 
-def _pass(run: Run, rows: _Rows, number: int, call: int, ops: Ints) -> tuple[Pass, bool] | None:
-    taken = next(row for row in rows.of(call) if rows.roles[row] == INPUT and rows.integer(row))
-    shape = dims(rows.shapes[taken]) or ()
+def _pass(side: Side, number: int, call: int, ops: Ints) -> tuple[Pass, bool] | None:
+    taken = next(row for row in side.rows(call) if side.roles[row] == INPUT and _is_integer(side, row))
+    shape = dims(side.shapes[taken]) or ()
     if not shape or len(shape) > 2 or prod(shape) > _MOST_TOKENS:
         return None
     flat = len(shape) == 1
     cells: Shape = (1, shape[0]) if flat else shape
-    ids = _read(run, rows, taken)
+    ids = _read(side, taken)
     by_content = False
     if ids is None:
-        given = next((row for row in rows.of(call) if rows.roles[row] == OUTPUT and rows.kinds[row] == TENSOR), NONE)
-        ids = _hashed(run, rows.files[given], prod(cells)) if given != NONE else None
+        given = next((row for row in side.rows(call) if side.roles[row] == OUTPUT and side.kinds[row] == TENSOR), NONE)
+        ids = _hashed(side.run, side.files[given], prod(cells)) if given != NONE else None
         by_content = ids is not None
     positions: Ints | None = None
     valid: NDArray[np.bool_] | None = None
     cuts: Ints | None = None
     for op in ops.tolist():
-        name: OpName = run.op_names[op]
+        name: OpName = side.run.op_names[op]
         if name.direction != FORWARD:
             continue
         absolute = name.is_module and re.search(r"wpe|position", name.body.rpartition(".")[2]) and op != call
-        for row in rows.of(op):
-            if rows.roles[row] != INPUT or rows.kinds[row] != TENSOR:
+        for row in side.rows(op):
+            if side.roles[row] != INPUT or side.kinds[row] != TENSOR:
                 continue
-            text = rows.names[row]
-            if positions is None and rows.integer(row) and (absolute or POSITIONS.search(text)):
-                positions = _spread(_read(run, rows, row), dims(rows.shapes[row]), cells)
+            text = side.names[row]
+            if positions is None and _is_integer(side, row) and (absolute or POSITIONS.search(text)):
+                positions = _spread(_read(side, row), dims(side.shapes[row]), cells)
             elif valid is None and MASK.search(text):
-                valid = _visible(run, rows, row, cells)
-            elif cuts is None and rows.integer(row) and _CUTS.search(text):
-                cuts = _boundaries(_read(run, rows, row), prod(cells))
+                valid = _visible(side, row, cells)
+            elif cuts is None and _is_integer(side, row) and _CUTS.search(text):
+                cuts = _boundaries(_read(side, row), prod(cells))
     if valid is None:
         valid = np.ones(prod(cells), dtype=bool)
     return Pass(number, call, cells, flat, ids, positions, valid, cuts, np.zeros(cells[0], np.int64)), by_content
 
 
-def _read(run: Run, rows: _Rows, row: int) -> Any:
+def _is_integer(side: Side, row: int) -> bool:
+    return side.kinds[row] == TENSOR and "int" in (canonical(side.dtypes[row]) or "")
+
+
+def _read(side: Side, row: int) -> Any:
     """The elements of a small tensor; None where it was not kept or cannot be read."""
-    shape, file = dims(rows.shapes[row]), rows.files[row]
-    if file is None or shape is None or prod(shape) > _MOST_TOKENS:
-        return None
-    try:
-        tensor = open_named(run.tensor_folder, file)
-    except (TwinProbeError, OSError):
-        return None
-    if tensor.shape != shape:
+    shape = dims(side.shapes[row])
+    tensor = _opened(side.run, side.files[row]) if shape is not None and prod(shape) <= _MOST_TOKENS else None
+    if tensor is None or tensor.shape != shape:
         return None
     found = np.asarray(tensor.data[:])
     if tensor.dtype == "bfloat16":
@@ -275,15 +249,17 @@ def _read(run: Run, rows: _Rows, row: int) -> Any:
     return found
 
 
-def _hashed(run: Run, file: str | None, count: int) -> Ints | None:
-    """Numbers that stand for the vectors of tokens whose ids were not kept: equal vectors, equal numbers."""
-    if file is None or not count:
-        return None
+def _opened(run: Run, file: str | None) -> HostTensor | None:
     try:
-        tensor = open_named(run.tensor_folder, file)
+        return open_named(run.tensor_folder, file) if file is not None else None
     except (TwinProbeError, OSError):
         return None
-    if tensor.data.size % count or not tensor.data.size:
+
+
+def _hashed(run: Run, file: str | None, count: int) -> Ints | None:
+    """Numbers that stand for the vectors of tokens whose ids were not kept: equal vectors, equal numbers."""
+    tensor = _opened(run, file) if count else None
+    if tensor is None or tensor.data.size % count or not tensor.data.size:
         return None
     vectors = np.ascontiguousarray(np.asarray(tensor.data[:])).reshape(count, -1)
     words = [int.from_bytes(blake2b(vector.tobytes(), digest_size=7).digest(), "little") for vector in vectors]
@@ -302,14 +278,14 @@ def _spread(found: Any, shape: Shape | None, cells: Shape) -> Ints | None:
     return np.tile(positions, cells[0]) if positions.size == cells[1] else None
 
 
-def _visible(run: Run, rows: _Rows, row: int, cells: Shape) -> NDArray[np.bool_] | None:
+def _visible(side: Side, row: int, cells: Shape) -> NDArray[np.bool_] | None:
     """Which tokens are no padding, by a mask [rows, keys], or by what the queries of [rows, 1, queries, keys] see."""
-    shape = dims(rows.shapes[row])
+    shape = dims(side.shapes[row])
     if shape is None or len(shape) not in (2, 4) or shape[0] not in (1, cells[0]) or shape[-1] < cells[1]:
         return None
     if len(shape) == 4 and shape[2] != cells[1]:
         return None
-    found = _read(run, rows, row)
+    found = _read(side, row)
     if found is None or found.dtype.kind not in "iubf":
         return None
     keys = found.reshape(shape)

@@ -57,11 +57,23 @@ def fits_shape(target: Shape, golden: Shape) -> bool:
     return target == golden or bool(_ways(target, golden))
 
 
+def fill_up(parts: Iterable[Shape], whole: Shape) -> bool:
+    """Whether tensors of these shapes, side by side along one axis, are as large as the whole."""
+    shapes = list(parts)
+    return all(len(part) == len(whole) for part in shapes) and any(
+        sum(part[axis] for part in shapes) == size
+        and {part[:axis] + part[axis + 1 :] for part in shapes} == {whole[:axis] + whole[axis + 1 :]}
+        for axis, size in enumerate(whole)
+    )
+
+
 def _ways(target: Shape, golden: Shape) -> list[Axes]:
     if len(target) != len(golden):
         plain = [tuple(size for size in shape if size != 1) for shape in (target, golden)]
         if len(plain[0]) != len(plain[1]):
-            return [VIEW] if _is_view(*sorted(plain, key=len)) else _turned_and_cut(*sorted(plain, key=len))
+            few, many = sorted(plain, key=len)
+            # Neighbouring axes of the longer shape may make up each axis of the shorter one.
+            return [VIEW] if _cuts(few, tuple(range(len(many))), many) else _turned_and_cut(few, many)
         target, golden = plain
     if len(target) > _MOST_AXES or sorted(target) != sorted(golden):
         return []
@@ -82,11 +94,6 @@ def _turned_and_cut(few: Shape, many: Shape) -> list[Axes]:
         if groups and all(pair[0] + 1 == pair[1] for group in groups for pair in pairwise(group)):
             found.append(axes)
     return found
-
-
-def _is_view(few: Shape, many: Shape) -> bool:
-    """Whether neighbouring axes of the longer shape make up each axis of the shorter one."""
-    return bool(_cuts(few, tuple(range(len(many))), many))
 
 
 def _cuts(few: Shape, axes: Axes, sizes: Shape) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from twinprobe._align.folders import FolderPair, pair_folders
 from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import Comparison, Measurer, Options, compare_runs, open_both, silent
 from twinprobe._compare.ranks import (
-    Gathered,
     conclude,
     dataset_exchanges,
     doubts_of,
@@ -26,7 +26,6 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
-from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
@@ -70,16 +69,13 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     with arranged(request, jobs, "compare") as (jobs, remarks):
         notes += remarks
         if jobs[0].session is None:  # one pair, done at once in this process
-            summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
+            summary = _carry_out(jobs[0], lambda done, total: advance("MiB", done, total))[0].summary
             return Outcome([summary], [*lost, *summary.lost], notes)
-
-        def interrupted(gathered: Gathered) -> None:
-            conclude(request, jobs, gathered, notes, lost)
-
         from twinprobe._compare.steps import add_steps
 
-        gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        outcome = conclude(request, jobs, gathered, notes, lost)
+        conclusion = partial(conclude, request, jobs, notes=notes, lost=lost)
+        gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=conclusion)
+        outcome = conclusion(gathered)
         add_steps(request, jobs, gathered, outcome)
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
     return outcome
@@ -113,16 +109,16 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
         as_one = _steps_as_one(request)
         if as_one:
             return as_one, [], []
-    whole = [(request.target, request.golden)], "", RunKey("", -1, -1)
+    whole = _file_jobs(request, [(request.target, request.golden)], "", RunKey("", -1, -1)), list[str](), list[str]()
     if request.target.is_dir() != request.golden.is_dir():
         from twinprobe._runs.other_tools import is_foreign
 
         if is_foreign(request.target) and is_foreign(request.golden):  # a checkpoint in one file, and one in many
-            return _file_jobs(request, *whole), [], []
+            return whole
         folder, file = sorted((request.target, request.golden), key=lambda path: not path.is_dir())
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
     if not request.target.is_dir() or runs:
-        return _file_jobs(request, *whole), [], []
+        return whole
     from twinprobe._compare.steps import step_shift
     from twinprobe._runs.other_tools import is_foreign
 
@@ -132,7 +128,7 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
         pairs, notes, lost = pair_folders(request.target, request.golden, ranks=ranks, steps=steps, shift=shift)
     except BadInput:
         if is_foreign(request.target) and is_foreign(request.golden):
-            return _file_jobs(request, *whole), [], []
+            return whole
         raise
     jobs: list[Job] = []
     for pair in pairs:
@@ -281,11 +277,6 @@ def _noise_run(job: Job) -> Path | None:
     return beside
 
 
-def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:
-    """Compare one pair and write its results."""
-    return _carry_out(job, progress)[0].summary
-
-
 def run_rank(job: Job) -> RankOutcome | Cut:
     """Compare one of many ranks and write its results (in a worker process), or say how it is to be cut."""
     return _noted(job, _carry_out)
@@ -368,12 +359,9 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outco
     prepare_folder(request.output)
     with arranged(request, jobs, "diff_analyze") as (jobs, remarks):
         notes += remarks
-
-        def interrupted(gathered: Gathered) -> None:
-            conclude(request, jobs, gathered, notes, lost)
-
-        gathered = run_all(analyze_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        outcome = conclude(request, jobs, gathered, notes, lost)
+        conclusion = partial(conclude, request, jobs, notes=notes, lost=lost)
+        gathered = run_all(analyze_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=conclusion)
+        outcome = conclusion(gathered)
         outcome.findings = []  # each step has its own here
         outcome.calls = [result.file for result in gathered.in_order() if result.file is not None]
         doubts = doubts_of(outcome.summaries, outcome.failures)

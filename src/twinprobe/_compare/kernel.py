@@ -16,7 +16,7 @@ from twinprobe._align.folders import match_kernels
 from twinprobe._align.matcher import MappingOptions
 from twinprobe._compare.one import Options, compare_runs, silent
 from twinprobe._compare.ranks import finish, run_all
-from twinprobe._compare.request import Outcome, Request, is_large, once, session_of
+from twinprobe._compare.request import Outcome, Request, once
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds
 from twinprobe._measure.statistics import statistics
@@ -178,7 +178,7 @@ def run_kernel_request(request: Request, advance: Callable[[str, int, int], None
     """Carry out a compare request on two kernel dumps; ``advance(what, done, total)`` reports progress."""
     pairs, lost = pair_kernels(request.target, request.golden, ranks=request.ranks, steps=request.steps)
     prepare_folder(request.output)
-    with session_of(request.command("kernel"), keeps=is_large(request, pairs)) as (stamp, session, notes):
+    with request.session("kernel", pairs) as (stamp, session, notes):
         stamped = replace(request, timestamp=stamp, formats=request.formats or ("xlsx",))
         jobs = [KernelJob(pair, stamped, session) for pair in pairs]
         if session is None:

@@ -437,20 +437,23 @@ def _paired(
 ) -> list[tuple[Scored, Scored]]:
     """Pair sequences by their step and their ids; equal ones in order. Padding that no mask tells of is cut off."""
     both = all(one.step is not None for side in (target, golden) for one in side)
+
+    def key_of(one: Scored) -> tuple[int | None, bytes]:
+        return one.step if both else None, one.ids.tobytes()
+
     paired: dict[int, tuple[Scored, Scored]] = {}
     rest = list(golden)
     for cut in (_as_it_is, _to_last_counted, _counted):
         free: dict[Any, list[tuple[int, Scored]]] = defaultdict(list)
         for at, one in enumerate(map(cut, rest)):
-            free[one.step if both else None, one.ids.tobytes()].append((at, one))
+            free[key_of(one)].append((at, one))
         used = set()
         mine = [(number, cut(one)) for number, one in enumerate(target) if number not in paired]
-        keys = Counter((one.step if both else None, one.ids.tobytes()) for _, one in mine)
+        keys = Counter(key_of(one) for _, one in mine)
         for number, one in mine:
-            key = one.step if both else None, one.ids.tobytes()
-            same = free.get(key)
+            same = free.get(key_of(one))
             # One answer to several prompts: which is which is not known without them.
-            if not same or (cut is _counted and (len(same) > 1 or keys[key] > 1)):
+            if not same or (cut is _counted and (len(same) > 1 or keys[key_of(one)] > 1)):
                 continue
             at, other = same.pop(0)
             used.add(at)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinprobe._align.links import Pairs, match_names, match_updates
+from twinprobe._align.links import Pairs
+from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.origin import Divergence, RunInfo, Summary

@@ -92,15 +92,15 @@ def with_merged(frame: pl.DataFrame, target: Run, golden: Run, groups: Groups) -
                 other = (golden if prefix == "t_" else target).table["shape"][sides[prefix == "t_"][0]]
                 for column, value in _merged_row(run.table, list(rows), dims(other)).items():
                     changes.setdefault(prefix + column, {})[place] = value
-    frame = frame.with_columns(_changed(frame, changes))
+    frame = with_values(frame, changes)
     kept = [place for place in groups if None not in (frame["t_file"][place], frame["g_file"][place])]
     rules = frame["rule"].to_list()
     told = {place: rules[place].replace(MERGED, CONCATENATED) for place in kept}
-    return frame.with_columns(_changed(frame, {"joined": dict.fromkeys(kept, True), "rule": told}))
+    return with_values(frame, {"joined": dict.fromkeys(kept, True), "rule": told})
 
 
-def _changed(frame: pl.DataFrame, changes: Mapping[str, Mapping[int, Any]]) -> list[pl.Series]:
-    """Columns with other values at some places."""
+def with_values(frame: pl.DataFrame, changes: Mapping[str, Mapping[int, Any]]) -> pl.DataFrame:
+    """The table with other values at some places of these columns."""
     import polars as pl
 
     columns = []
@@ -109,7 +109,7 @@ def _changed(frame: pl.DataFrame, changes: Mapping[str, Mapping[int, Any]]) -> l
         for place, value in values.items():
             whole[place] = value
         columns.append(pl.Series(name, whole, dtype=frame[name].dtype))
-    return columns
+    return frame.with_columns(columns)
 
 
 def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> di
     known = all((part[f"{stat}_kind"] == FLOAT).all() for stat in STATS) and None not in shapes
     values = (None,) * len(STATS)
     if known:
-        from twinprobe._align.auto.row_links import merged
+        from twinprobe._align.auto.fingerprints import merged
 
         sizes = np.array([np.prod(shape, dtype=np.float64) for shape in shapes if shape is not None])
         values = merged(part.select(STATS).to_numpy(), sizes)  # type: ignore[assignment]

@@ -56,7 +56,7 @@ def run_all(
     advance: Callable[[str, int, int], None],
     *,
     size: int | None = None,
-    when_interrupted: Callable[[Gathered], None] | None = None,
+    when_interrupted: Callable[[Gathered], object] | None = None,
 ) -> Gathered:
     """Run every job on the engine; BadInput if not one of them could be done."""
     gathered = Gathered()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,9 +60,12 @@ class Request:
         return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping, self.layouts,
                      self.noise, self.isolate is not None, self.tokens))  # fmt: skip
 
-    def command(self, kind: str) -> Command:
-        """The command that its notes belong to."""
-        return Command(kind, self.identity(), self.output, self.timestamp, self.resume)
+    def session(
+        self, kind: str, jobs: Sequence[object]
+    ) -> AbstractContextManager[tuple[str, Session | None, list[str]]]:
+        """The command's notes; none are kept of work that is done at once in this process and not by the engine."""
+        keeps = len(jobs) > 1 or self.engine.wanted or self.resume
+        return session_of(Command(kind, self.identity(), self.output, self.timestamp, self.resume), keeps=keeps)
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class Outcome:
 # One long command's notes, whichever command it is: what is done is recalled, what is new is kept.
 
 Result = TypeVar("Result")
+Begun = tuple[str, Session | None, list[str]]  # the timestamp, the notes, what to tell the user
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class Command:
 
 
 @contextmanager
-def session_of(command: Command, *, keeps: bool) -> Iterator[tuple[str, Session | None, list[str]]]:
+def session_of(command: Command, *, keeps: bool) -> Iterator[Begun]:
     """The command's timestamp, its notes (new, or those of the command that is resumed), and what to tell the user."""
     notes: list[str] = []
     if command.resume:
@@ -217,7 +221,7 @@ FEW_RANKS = 16
 @contextmanager
 def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[list[Job], list[str]]]:
     """The jobs with their timestamp, formats, dataset and notes of what is done; and what to tell the user."""
-    with session_of(request.command(kind), keeps=is_large(request, jobs)) as (stamp, session, notes):
+    with request.session(kind, jobs) as (stamp, session, notes):
         ranks = len({job.name.rpartition("/")[2] for job in jobs})
         many = ranks > FEW_RANKS or DATASET in request.formats
         formats = tuple(name for name in request.formats if name != DATASET) or (() if many else ("xlsx",))
@@ -227,11 +231,6 @@ def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[lis
             given["slice_bytes"] = request.engine.slice_of(len(jobs))
         stamped = replace(request, timestamp=stamp)
         yield [replace(job, request=stamped, **given) for job in jobs], notes
-
-
-def is_large(request: Request, jobs: Sequence[object]) -> bool:
-    """Whether the work goes to the engine, rather than being done at once in this process."""
-    return len(jobs) > 1 or request.engine.wanted or request.resume
 
 
 def job_mark(job: Job) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._align.rows import spelled
 from twinprobe._compare.ranks import Gathered
 from twinprobe._compare.request import Job, Outcome, Request
 from twinprobe._judge.origin import Divergence
@@ -274,16 +275,12 @@ def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
     return Trend(rank, *numbers, names, ours, theirs, known, difference, noise, order, notes)
 
 
-# What MindSpore calls the parameters of a normalisation and of a table, and PyTorch and Paddle do.
-_WORDS = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
-
-
 def _renamed(side: Watched, other: Watched) -> Watched:
     """A side with the names that the other run, of another framework, has for the same parameters."""
     known, names = set(other.names), []
     for name in side.names:
         title, word, kind = (*name.rsplit(".", 2), "", "")[:3]
-        there = f"{title}.{_WORDS.get(word, word)}.{kind}"
+        there = f"{title}.{spelled(word)}.{kind}"
         names.append(there if name not in known and there in known else name)
     return replace(side, names=names)
 

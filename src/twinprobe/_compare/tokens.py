@@ -21,6 +21,7 @@ from twinprobe._align.calls import Shape, dims
 from twinprobe._align.links import Pairs
 from twinprobe._align.tokens import MASK, NONE, POSITIONS, Cut, TokenPairs, align_tokens, count_tokens, cut_of
 from twinprobe._compare.one import Comparison, Matcher, Options, compare_runs
+from twinprobe._compare.pair_table import with_values
 from twinprobe._compare.request import Job
 from twinprobe._layout.pieces import of_concatenation
 from twinprobe._measure.elements import AT_ONCE
@@ -125,7 +126,11 @@ class TokenMatcher:
             self.held.append(held)
             self.cached.append(cached)
         for run, change in zip(sides, changes, strict=True):
-            run.table = _changed(run.table, change)
+            columns: dict[str, dict[int, Any]] = defaultdict(dict)
+            for row, new in change.items():
+                for name, value in new.items():
+                    columns[name][row] = value
+            run.table = with_values(run.table, columns)
         rules = [pairs.rule[at] for at in good]
         return Pairs(pairs.target[good], pairs.golden[good], rules, pairs.notes)
 
@@ -329,22 +334,6 @@ def _stretches(places: Ints) -> list[list[int]]:
     return [[*places[start].tolist(), int(count)] for start, count in zip(starts.tolist(), counts, strict=True)]
 
 
-def _changed(table: Any, changes: dict[int, dict[str, Any]]) -> Any:
-    import polars as pl
-
-    columns: dict[str, dict[int, Any]] = defaultdict(dict)
-    for row, new in changes.items():
-        for name, value in new.items():
-            columns[name][row] = value
-    made = []
-    for name, values in columns.items():
-        whole = table[name].to_list()
-        for row, value in values.items():
-            whole[row] = value
-        made.append(pl.Series(name, whole, dtype=table[name].dtype))
-    return table.with_columns(made)
-
-
 # The comparison.
 
 
@@ -490,9 +479,10 @@ def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Compariso
             "the runs take the same token ids in other places (padding on the other side, another order of the batch), "
             "and statistics alone cannot align them: what differs may be that; record both with task tensor"
         )
-        return replace(comparison, summary=replace(comparison.summary, notes=[note, *comparison.summary.notes]))
-    note = (
-        f"the runs take their tokens in other calls: target {cuts[0].words()}, golden {cuts[1].words()}; if these are "
-        "the same sequences, what differs may be the cut alone: record both with task tensor to compare token by token"
-    )
+    else:
+        note = (
+            f"the runs take their tokens in other calls: target {cuts[0].words()}, golden {cuts[1].words()}; if these "
+            "are the same sequences, what differs may be the cut alone: record both with task tensor to compare token "
+            "by token"
+        )
     return replace(comparison, summary=replace(comparison.summary, notes=[note, *comparison.summary.notes]))

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, islice
-from math import isclose, prod
+from math import isclose
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import IN_OUT, Shape, dims
+from twinprobe._align.calls import IN_OUT, WRAPPERS, Shape, dims
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._align.rows import spelled
+from twinprobe._align.turns import fill_up
 from twinprobe._compare.pair_table import ALIGNED
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import EPSILON
@@ -30,10 +31,7 @@ from twinprobe.errors import DamagedTensor
 
 BY_NAME, BY_PLAIN_NAME, BY_CONTENT, FUSED = "name", "name without wrappers", "content", "fused"
 SHARDED = "copy of a rank"
-_WRAPPERS = frozenset({
-    "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "state_dict", "model_state_dict",
-    "_layer", "_network", "backbone",
-})  # fmt: skip
+_WRAPPERS = WRAPPERS | {"state_dict", "model_state_dict", "_layer", "_network", "backbone"}
 _FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj", "gate_up", "w13", "kv", "gate_and_up", "fc1", "h_to_4h")
 _SPLIT_NAMES = (("q", "k", "v"), ("gate", "up"), ("w1", "w3"), ("k", "v"))
 _MOST_PARTS = 4  # as many as tensors are put together from
@@ -382,12 +380,5 @@ def _sizes(shape: Shape) -> Shape:
 
 def _adds_up(shapes: list[Shape], whole: Shape) -> bool:
     """Whether tensors of these shapes make up the whole along one axis, as they are or transposed."""
-    if sum(prod(shape) for shape in shapes) != prod(whole) or any(len(shape) != len(whole) for shape in shapes):
-        return False
-    for turned in (False, True) if len(whole) == 2 else (False,):
-        sides = [shape[::-1] if turned else shape for shape in shapes]
-        for axis in range(len(whole)):
-            rest = whole[:axis] + whole[axis + 1 :]
-            if all(shape[:axis] + shape[axis + 1 :] == rest for shape in sides):
-                return True
-    return False
+    turned = [shape[::-1] for shape in shapes] if len(whole) == 2 else shapes
+    return fill_up(shapes, whole) or fill_up(turned, whole)

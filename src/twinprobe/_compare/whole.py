@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from twinprobe._align.calls import bare_path, epsilon
-from twinprobe._align.links import match_names
+from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types

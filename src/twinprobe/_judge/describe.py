@@ -435,7 +435,7 @@ def _parameters(run: Run) -> list[tuple[str, Side]]:
     )
     wanted = table.select("name", "dtype", "shape", *STATS).iter_rows()
     return [
-        (name, Side(str(dtype or ""), known[shape] or (), *stats, sketch=sketch))
+        (name, Side(str(dtype or ""), known[shape] or (), **dict(zip(STATS, stats, strict=True)), sketch=sketch))
         for (name, dtype, shape, *stats), sketch in zip(wanted, sketches, strict=True)
     ]
 
@@ -556,11 +556,11 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         count = len(np.unique(pairs["t_op"].gather(flipped).to_numpy()))
         calls = "1 call picks" if count == 1 else f"{count:,} calls pick"
         found.append(f"{calls} other elements within rounding, first {named}; what follows from it is expected")
-    flipped = len(target.ops)
+    until = len(target.ops)
     if judged.noise is not None and not (judged.calls.role == GRADIENT).any():
         # Tokens: what follows from one that has flipped has an effect, and is expected.
-        flipped = int(judged.calls.of_row[judged.noise.flips].min(initial=flipped))
-    lost = [beginning for beginning in judged.beginnings if not beginning.reaches and beginning.call <= flipped]
+        until = int(judged.calls.of_row[judged.noise.flips].min(initial=until))
+    lost = [beginning for beginning in judged.beginnings if not beginning.reaches and beginning.call <= until]
     for beginning in lost[:_MOST_NOTES]:
         op = target.ops[beginning.call] if beginning.call != NONE else ""
         named = pairs["t_name"][beginning.row] or pairs["g_name"][beginning.row]

@@ -133,7 +133,10 @@ def expected_errors(
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
         _on_the_way_in(flow, values, grain, depth, furthest),
     )
-    allowed = np.hypot(local, np.where(output, carried[row_call], _inherited(flow, values, between)))
+    inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
+    # Nothing before explains a parameter, nor a value that was saved by itself.
+    inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
+    allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, _within(flow, values)), allowed)
     allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values)), allowed)
@@ -165,13 +168,6 @@ def expected_errors(
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, far))
-
-
-def _inherited(flow: Flow, values: Values, between: Floats) -> Floats:
-    """How far off an input may be since what made it is, as a distance."""
-    made = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
-    # Nothing before explains a parameter, nor a value that was saved by itself.
-    return np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, made)
 
 
 def _usual_of_gradients(flow: Flow, values: Values) -> Floats:

@@ -88,7 +88,7 @@ def tensor_kinds(
     pair = _prepared(target, golden, steps, expected)
     if pair.error:
         answers += [rule(pair) for rule in _RULES]
-        answers.append(_summand(pair, others or {}, sampled))
+        answers += [_summand(pair, others, sampled)] if others else []
     kinds = [kind for kind in answers if kind is not None]
     if not kinds and 0 < pair.error < pair.gate:
         sentence = f"no structure: off by {percent(pair.error)}, {pair.error / pair.eps:.2g} eps"

@@ -9,7 +9,7 @@ from twinprobe._align.auto.rule_calls import link_calls, link_results
 from twinprobe._align.auto.rule_containers import link_branches, link_containers, link_residuals
 from twinprobe._align.auto.rule_layers import link_layers, link_only_ones, link_wholes
 from twinprobe._align.auto.tree import ROOT, CallTree, Facts, call_tree
-from twinprobe._align.auto.workspace import GIVEN, Link, Sketch
+from twinprobe._align.auto.workspace import GIVEN, Link, Workspace
 from twinprobe._align.calls import Side
 from twinprobe._align.links import NONE
 from twinprobe._runs.run import Run
@@ -17,27 +17,24 @@ from twinprobe._runs.run import Run
 # Why a call is unmatched, in words.
 
 
-def left_alone(sketch: Sketch, *, golden: bool) -> list[Alone]:
+def left_alone(work: Workspace, *, golden: bool) -> list[Alone]:
     """All calls of one side that no rule has linked, each with a reason."""
-    facts, linked = (sketch.golden, sketch.back) if golden else (sketch.target, sketch.partner)
-    other = sketch.target if golden else sketch.golden
-    teller = _Teller(facts, linked, other, sketch.why[golden])
+    facts, linked = (work.golden, work.back) if golden else (work.target, work.partner)
+    other = work.target if golden else work.golden
+    reasons = _Reasons(facts, linked, other, work.why[golden])
     return [
-        Alone(facts.tree.name[node], teller.why(node))
+        Alone(facts.tree.name[node], reasons.why(node))
         for node in range(len(facts.tree))
         if node != ROOT and linked[node] == NONE
     ]
 
 
-class _Teller:
+class _Reasons:
     def __init__(self, facts: Facts, linked: list[int], other: Facts, known: dict[int, str]) -> None:
         self._facts, self._linked, self._other, self._known = facts, linked, other, known
         self._families = set(other.tree.family)
-        self._encloses = [False] * len(facts.tree)
-        for node in reversed(facts.tree.in_order):
-            parent = facts.tree.parent[node]
-            if parent != NONE and (linked[node] != NONE or self._encloses[node]):
-                self._encloses[parent] = True
+        links = [int(partner != NONE) for partner in linked]
+        self._encloses = [inside > own for inside, own in zip(facts.tree.totals(links), links, strict=True)]
 
     def why(self, node: int) -> str:
         tree = self._facts.tree
@@ -69,7 +66,7 @@ class _Teller:
         return f" its weights {' '.join(str(shape) for shape in shapes)}" if shapes else ""
 
 
-Rule = Callable[[Sketch], None]
+Rule = Callable[[Workspace], None]
 # Each rule links what is still free; none undoes what an earlier one did.
 RULES: tuple[Rule, ...] = (
     link_layers,  # what holds parameters, in the order of execution
@@ -103,67 +100,67 @@ def align_sides(
         turned = [(other, one) for one, other in known]
         return mirrored(align_sides(golden, target, turned, by_results=by_results))
     trees = call_tree(target), call_tree(golden)
-    sketch = Sketch(Facts(trees[0]), Facts(trees[1]))
-    _give(sketch, known)
-    _note_gaps(sketch, trees)
+    work = Workspace(Facts(trees[0]), Facts(trees[1]))
+    _give(work, known)
+    _note_gaps(work, trees)
     for rule in RULES:
-        if not sketch.hopeless and (by_results or rule is not link_results):
-            rule(sketch)
-    _forget_chance_hits(sketch)
-    return _alignment(sketch)
+        if not work.hopeless and (by_results or rule is not link_results):
+            rule(work)
+    _forget_chance_hits(work)
+    return _alignment(work)
 
 
 def _order(side: Side) -> tuple[int, str, list[str]]:
     return len(side.ops), side.run.framework, side.ops[:64]
 
 
-def _give(sketch: Sketch, known: Sequence[tuple[str, str]]) -> None:
+def _give(work: Workspace, known: Sequence[tuple[str, str]]) -> None:
     if not known:
         return
-    numbers = [{name: node for node, name in enumerate(facts.tree.name)} for facts in (sketch.target, sketch.golden)]
+    numbers = [{name: node for node, name in enumerate(facts.tree.name)} for facts in (work.target, work.golden)]
     for one, other in known:
         if one in numbers[0] and other in numbers[1]:
-            sketch.link(Link((numbers[0][one],), (numbers[1][other],), GIVEN, "", 1.0))
+            work.link(Link((numbers[0][one],), (numbers[1][other],), GIVEN, "", 1.0))
 
 
-def _note_gaps(sketch: Sketch, trees: tuple[CallTree, CallTree]) -> None:
-    for tree, facts in zip(trees, (sketch.target, sketch.golden), strict=True):
+def _note_gaps(work: Workspace, trees: tuple[CallTree, CallTree]) -> None:
+    for tree, facts in zip(trees, (work.target, work.golden), strict=True):
         path = tree.side.run.path
         if not tree.has_hierarchy:
             what = "modules are nested by their paths" if tree.modules else "API calls are aligned in their order"
-            sketch.notes.append(f"{path}: no construct.json tells what encloses what; {what}")
+            work.notes.append(f"{path}: no construct.json tells what encloses what; {what}")
         if not facts.prints.telling.any():
-            sketch.notes.append(f"{path}: no statistics were recorded; names, shapes and order decide alone")
+            work.notes.append(f"{path}: no statistics were recorded; names, shapes and order decide alone")
 
 
-def _forget_chance_hits(sketch: Sketch) -> None:
+def _forget_chance_hits(work: Workspace) -> None:
     """Two models that have nothing in common still have calls of one name: without modules these mean nothing."""
-    trees = sketch.target.tree, sketch.golden.tree
+    trees = work.target.tree, work.golden.tree
     if all(tree.modules for tree in trees) and not any(
-        trees[0].is_module[link.target[0]] and trees[1].is_module[link.golden[0]] for link in sketch.links
+        trees[0].is_module[link.target[0]] and trees[1].is_module[link.golden[0]] for link in work.links
     ):
-        sketch.give_up()
+        work.give_up()
 
 
-def _alignment(sketch: Sketch) -> Alignment:
-    modules = sketch.target.tree.modules, sketch.golden.tree.modules
-    links = sorted((link for link in sketch.links if link.rule != GIVEN), key=lambda link: link.target)
+def _alignment(work: Workspace) -> Alignment:
+    modules = work.target.tree.modules, work.golden.tree.modules
+    links = sorted((link for link in work.links if link.rule != GIVEN), key=lambda link: link.target)
     return Alignment(
-        relations=[_relation(sketch, link) for link in links],
-        target_alone=left_alone(sketch, golden=False),
-        golden_alone=left_alone(sketch, golden=True),
+        relations=[_relation(work, link) for link in links],
+        target_alone=left_alone(work, golden=False),
+        golden_alone=left_alone(work, golden=True),
         modules=(len(modules[0]), len(modules[1])),
         matched_modules=(
-            sum(sketch.partner[node] != NONE for node in modules[0]),
-            sum(sketch.back[node] != NONE for node in modules[1]),
+            sum(work.partner[node] != NONE for node in modules[0]),
+            sum(work.back[node] != NONE for node in modules[1]),
         ),
-        best_score=sketch.best_score,
-        notes=sketch.notes,
+        best_score=work.best_score,
+        notes=work.notes,
     )
 
 
-def _relation(sketch: Sketch, link: Link) -> Relation:
-    target, golden = sketch.target.tree.name, sketch.golden.tree.name
+def _relation(work: Workspace, link: Link) -> Relation[str]:
+    target, golden = work.target.tree.name, work.golden.tree.name
     return Relation(
         tuple(target[node] for node in link.target), tuple(golden[node] for node in link.golden),
         link.rule, link.reason, round(link.confidence, 4), link.kind, link.axis, link.inside,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,16 +29,19 @@ KINDS = (SAME, FUSED, COMPOSITE, MODULE_CALL, RESIDUAL)
 DOUBTFUL = 0.8
 
 
+Call = TypeVar("Call", int, str)
+
+
 @dataclass(slots=True)
-class Relation:
-    """Calls that belong together.
+class Relation(Generic[Call]):
+    """Calls that belong together, by their names; while the rules are at work, by their nodes.
 
     ``axis`` is the dimension along which fused outputs are concatenated; ``inside`` the side whose module adds the
     residual itself.
     """
 
-    target: tuple[str, ...]
-    golden: tuple[str, ...]
+    target: tuple[Call, ...]
+    golden: tuple[Call, ...]
     rule: str
     reason: str
     confidence: float
@@ -64,7 +67,7 @@ class Alone:
 class Alignment:
     """How two runs fit."""
 
-    relations: list[Relation] = field(default_factory=list)
+    relations: list[Relation[str]] = field(default_factory=list)
     target_alone: list[Alone] = field(default_factory=list)
     golden_alone: list[Alone] = field(default_factory=list)
     modules: tuple[int, int] = (0, 0)
@@ -76,7 +79,7 @@ class Alignment:
         """How many relations each rule has found, the most fruitful first."""
         return dict(Counter(relation.rule for relation in self.relations).most_common())
 
-    def doubtful(self) -> list[Relation]:
+    def doubtful(self) -> list[Relation[str]]:
         """Relations that a person should look at, the least sure first."""
         found = [relation for relation in self.relations if relation.confidence < DOUBTFUL]
         return sorted(found, key=lambda relation: relation.confidence)
@@ -198,7 +201,7 @@ def read_alignment(path: Path) -> Alignment:
     return Alignment(relations=relations)
 
 
-def _read(path: Path) -> list[Relation]:
+def _read(path: Path) -> list[Relation[str]]:
     file = FileBlocks(path)
     if file.size > _MOST_BYTES:
         raise BadInput("is too large for an alignment", where=path)
@@ -210,7 +213,7 @@ def _read(path: Path) -> list[Relation]:
         written_as = keys.get("format", FORMAT)
     if written_as != FORMAT:
         raise BadInput(f"its format is {written_as!r}", where=path, hint=f"expected {FORMAT!r}")
-    room, relations, known = memory_budget(file.size, _ROOM), list[Relation](), dict[str, str]()
+    room, relations, known = memory_budget(file.size, _ROOM), list[Relation[str]](), dict[str, str]()
     for entry in chain.from_iterable(pieces):
         at = len(relations)
         relation = _relation(path, at, entry, known)
@@ -224,7 +227,7 @@ def _read(path: Path) -> list[Relation]:
     return relations
 
 
-def _relation(path: Path, at: int, entry: _Entry, known: dict[str, str]) -> Relation:
+def _relation(path: Path, at: int, entry: _Entry, known: dict[str, str]) -> Relation[str]:
     target, golden = _names(entry.target), _names(entry.golden)
     where = f"{path}: relations[{at}]"
     if not target or not golden:
@@ -245,7 +248,7 @@ def _names(names: str | list[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _check_once(path: Path, relations: list[Relation], side: str) -> None:
+def _check_once(path: Path, relations: list[Relation[str]], side: str) -> None:
     # Looked for by hashes, which take little room; names are compared only where two of them are equal.
     hashes = np.fromiter((hash(name) for one in relations for name in getattr(one, side)), np.int64)
     hashes.sort()
@@ -278,16 +281,13 @@ def to_document(alignment: Alignment) -> dict[str, Any]:
     }
 
 
-def _plain(relation: Relation) -> dict[str, Any]:
-    entry: dict[str, Any] = {
+def _plain(relation: Relation[str]) -> dict[str, Any]:
+    optional = {"axis": relation.axis, "inside": relation.inside or None}
+    return {
         "target": list(relation.target), "golden": list(relation.golden), "kind": relation.kind,
         "rule": relation.rule, "reason": relation.reason, "confidence": relation.confidence,
+        **{name: value for name, value in optional.items() if value is not None},
     }  # fmt: skip
-    if relation.axis is not None:
-        entry["axis"] = relation.axis
-    if relation.inside:
-        entry["inside"] = relation.inside
-    return entry
 
 
 # An alignment as layer mapping rules: renames of children, class by class, as ``-lm`` files hold them.
@@ -309,7 +309,7 @@ def layer_rules(alignment: Alignment) -> LayerRules:
     for path, pair in pairs.items():
         cls, mine, theirs = _rule(path, pair.golden, pairs)
         votes.setdefault((cls, mine), Counter())[theirs] += 1
-    for (cls, mine), names in sorted(votes.items(), key=lambda item: _rank(item[0])):
+    for (cls, mine), names in sorted(votes.items(), key=lambda item: (item[0][0] != TOP, item[0])):
         theirs = names.most_common(1)[0][0]
         if mine != theirs:
             result.classes.setdefault(cls, {})[mine] = theirs
@@ -332,19 +332,19 @@ def _module_pairs(alignment: Alignment, result: LayerRules) -> dict[str, _Pair]:
         names = [parse_op(name) for name in (*relation.target, *relation.golden)]
         if not all(name.is_module and name.direction == FORWARD for name in names):
             if any(name.is_module for name in names):
-                result.left_out.append(_told(relation))
+                result.left_out.append(_described(relation))
             continue
         if not relation.one_to_one:
-            result.left_out.append(_told(relation))
+            result.left_out.append(_described(relation))
             continue
         pair = _Pair(names[1].body, names[0].cls)
         known = pairs.setdefault(names[0].body, pair)
         if known.golden != pair.golden:
-            result.left_out.append(f"{_told(relation)} (another call of it belongs to {known.golden})")
+            result.left_out.append(f"{_described(relation)} (another call of it belongs to {known.golden})")
     return pairs
 
 
-def _told(relation: Relation) -> str:
+def _described(relation: Relation[str]) -> str:
     shown = [" + ".join(_short(parse_op(name)) for name in side) for side in (relation.target, relation.golden)]
     return f"{relation.kind}: {shown[0]} is {shown[1]}"
 
@@ -372,7 +372,3 @@ def _trimmed(mine: str, theirs: str) -> tuple[str, str]:
             break
         mine, theirs = one[0], other[0]
     return mine, theirs
-
-
-def _rank(rule: tuple[str, str]) -> tuple[bool, str, str]:
-    return rule[0] != TOP, rule[0], rule[1]

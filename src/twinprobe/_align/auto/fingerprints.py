@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
+from math import log
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from twinprobe._align.calls import Shape, Side, dims
 from twinprobe._align.links import NONE
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, TENSOR
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+_BUCKETS = 25  # of a norm, for each factor of e: wider than what rounding moves
 
 
 class Prints:
@@ -53,7 +59,8 @@ class Prints:
     @cached_property
     def numel(self) -> NDArray[np.float64]:
         """How many elements each row has; NaN where unknown."""
-        sizes = {text: _numel(dims(text)) for text in set(self.shape_text)}
+        shapes = {text: dims(text) for text in set(self.shape_text)}
+        sizes = {text: np.nan if shape is None else np.prod(shape, dtype=np.float64) for text, shape in shapes.items()}
         return np.array([sizes[text] for text in self.shape_text], dtype=np.float64)
 
     @cached_property
@@ -62,6 +69,29 @@ class Prints:
         maximum, minimum, _, norm = self.stats.T
         with np.errstate(invalid="ignore"):
             return np.asarray(np.isfinite(norm) & (norm > 0) & (maximum != minimum))
+
+    def value(self, row: int) -> Hashable:
+        """What tells one value of this run from another, in whatever shape; None where nothing does."""
+        known = self.listed[row]
+        return tuple(known) if known is not None else self.digest[row]
+
+    def tensor(self, row: int) -> Hashable:
+        """The same of tensors in one shape: within one run, equal statistics are equal to the last bit."""
+        if row == NONE or self.digest[row] is not None:
+            return self.digest[row] if row != NONE else None
+        return (self.shape_text[row], *self.stats[row].tolist()) if self.telling[row] else None
+
+    def rough(self, row: int) -> tuple[float, int] | None:
+        """The size of a row and the bucket of its norm: rows that may hold the same are in one, or in the next."""
+        known = self.listed[row] if row != NONE else None
+        return None if known is None else (known[4], int(_BUCKETS * log(known[3])))
+
+    def known(self, rows: Sequence[int]) -> NDArray[np.float64]:
+        """max, min, mean, norm and size of these rows; NaN where their values say nothing."""
+        places = np.array(rows, dtype=np.int64)
+        found = np.column_stack([self.stats[places], self.numel[places]])
+        found[(places == NONE) | ~self.telling[places]] = np.nan
+        return found
 
     @cached_property
     def listed(self) -> list[list[float] | None]:
@@ -81,8 +111,13 @@ def _first(starts: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.i
     return np.where(inside, found, NONE)
 
 
-def _numel(shape: Shape | None) -> float:
-    return float(np.prod(shape, dtype=np.float64)) if shape is not None else np.nan
+def merged(stats: Array, sizes: Array) -> tuple[float, float, float, float]:
+    """max, min, mean and norm of the concatenation of tensors with these statistics and sizes."""
+    weights = sizes / max(sizes.sum(), 1.0)
+    return (
+        float(stats[:, 0].max()), float(stats[:, 1].min()), float((stats[:, 2] * weights).sum()),
+        float(np.sqrt((stats[:, 3] ** 2).sum())),
+    )  # fmt: skip
 
 
 # Rounding to bfloat16 moves a value by 2**-8 of itself at most; sums of them move less.
@@ -99,18 +134,11 @@ APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make 
 def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.float64]:
     """For all combinations of rows: 1 where they have as many elements and statistics that agree as far as they are
     known; less where their elements are in another order."""
-    found = np.zeros((len(rows), len(others)), dtype=bool)
-    if len(others) < _FEW:
-        for at, row in enumerate(rows):
-            for to, partner in enumerate(others):
-                if row_values_agree(one, row, other, partner):
-                    found[at, to] = True
-    else:
-        partners = _Partners(other, others)
-        for at, row in enumerate(rows):
-            if row != NONE:
-                found[at] = partners.agree(one, row)
-    return worth_of(found, one, np.array(rows)[:, None], other, np.array(others)[None])
+    if len(others) >= _FEW:
+        return ValueCells(one, rows, other, others)(np.arange(len(rows))[:, None], np.arange(len(others))[None])
+    found = [[bool(row_values_agree(one, row, other, partner)) for partner in others] for row in rows]
+    agree = np.array(found, dtype=bool).reshape(len(rows), len(others))
+    return worth_of(agree, one, np.array(rows)[:, None], other, np.array(others)[None])
 
 
 def worth_of(
@@ -148,38 +176,59 @@ def best_partner(one: Prints, row: int, other: Prints, others: Iterable[int]) ->
     return agree[0] if agree else NONE
 
 
-class _Partners:
-    """Many rows of one run, asked whether they agree with a row of the other: ``row_values_agree`` for all at once."""
+class ValueCells:
+    """How far two rows hold equal values, as ``same_values`` tells it; ``seen`` once any two asked about did."""
 
-    def __init__(self, prints: Prints, rows: list[int]) -> None:
-        places = np.array(rows)
-        known = places != NONE
-        self._telling = known & prints.telling[places]
-        self._max, self._min, self._mean, self._norm = prints.stats[places].T
-        self._numel = prints.numel[places]
-        self._by_digest: dict[str, list[int]] = {}
-        for at, row in enumerate(rows):
-            if row != NONE and (digest := prints.digest[row]) is not None:
-                self._by_digest.setdefault(digest, []).append(at)
+    def __init__(self, one: Prints, rows: Sequence[int], other: Prints, others: Sequence[int]) -> None:
+        self._prints, self._places = (one, other), (np.array(rows, np.int64), np.array(others, np.int64))
+        self._stats = one.known(rows), other.known(others)
+        self._silent = tuple(np.isnan(stats[:, 3]) for stats in self._stats)
+        numbers: dict[str, int] = {}
+        self._digests = _digests(one, rows, numbers, -1), _digests(other, others, numbers, -2)
+        self._any_digest = bool(numbers)
+        self.seen = False
 
-    def agree(self, one: Prints, row: int) -> NDArray[np.bool_]:
-        mine = one.listed[row]
-        agree = np.zeros(len(self._telling), dtype=bool)
-        if mine is not None:
-            highest, lowest, mean, size, numel = mine
-            near = np.abs(self._norm - size) <= TOLERANCE * np.maximum(self._norm, size)
-            chosen = np.flatnonzero(self._telling & near & (self._numel == numel))
-            root = np.maximum(self._norm[chosen], size) / max(numel, 1.0) ** 0.5
-            same = ~(np.abs(self._mean[chosen] - mean) > 2 * TOLERANCE * root)  # NaN is unknown, not different
-            for value, theirs in ((highest, self._max[chosen]), (lowest, self._min[chosen])):
-                reach = 2 * TOLERANCE * np.maximum(np.abs(theirs), abs(value)) + TOLERANCE * root
-                same &= ~(np.abs(theirs - value) > reach)
-            agree[chosen[same]] = True
-        digest = one.digest[row]
-        for at in self._by_digest.get(digest, ()) if digest is not None else ():
-            if mine is None or not self._telling[at]:
-                agree[at] = True
-        return agree
+    def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
+        """Cell by cell, broadcast."""
+        equal: NDArray[np.bool_] = statistics_agree(*self._stats, rows, columns)[0]
+        if self._any_digest:
+            silent = self._silent[0][rows] | self._silent[1][columns]
+            equal = np.where(silent, self._digests[0][rows] == self._digests[1][columns], equal)
+        self.seen = self.seen or bool(equal.any())
+        places = self._places[0][rows], self._places[1][columns]
+        return worth_of(equal, self._prints[0], places[0], self._prints[1], places[1])
+
+
+def _digests(prints: Prints, rows: Sequence[int], numbers: dict[str, int], missing: int) -> Ints:
+    found = (prints.digest[row] if row != NONE else None for row in rows)
+    listed = [missing if digest is None else numbers.setdefault(digest, len(numbers)) for digest in found]
+    return np.array(listed, dtype=np.int64)
+
+
+def statistics_agree(one: Array, other: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
+    """Whether max, min, mean and norm of tensors of equal size agree, and whether that is known, of many pairs at once.
+
+    ``one`` and ``other`` are what ``Prints.known`` gives; ``rows`` and ``columns`` are places in them, broadcast.
+    """
+    shape = np.broadcast_shapes(rows.shape, columns.shape)
+    with np.errstate(invalid="ignore"):
+        mine, theirs = one[:, 3][rows], other[:, 3][columns]
+        norm = np.maximum(mine, theirs)
+        known = norm > 0
+        agree = known & (np.abs(mine - theirs) <= TOLERANCE * norm)
+        near = np.nonzero(agree)
+        if not len(near[0]):
+            return agree, known
+        # Few pairs come so far; only these are looked at more closely.
+        mine, theirs = one[np.broadcast_to(rows, shape)[near]], other[np.broadcast_to(columns, shape)[near]]
+        fits = mine[:, 4] == theirs[:, 4]
+        root = norm[near] / np.sqrt(np.maximum(mine[:, 4], 1.0))
+        for column in (0, 1):
+            size = np.maximum(np.abs(mine[:, column]), np.abs(theirs[:, column]))
+            fits &= ~(np.abs(mine[:, column] - theirs[:, column]) > 2 * TOLERANCE * size + TOLERANCE * root)
+        fits &= ~(np.abs(mine[:, 2] - theirs[:, 2]) > 2 * TOLERANCE * root)
+        agree[near] = fits
+    return agree, known
 
 
 def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool | None:

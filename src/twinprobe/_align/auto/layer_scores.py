@@ -5,14 +5,14 @@ Each signal is worth a few points; above 0 in all speaks for a pair. What is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.auto.fingerprints import TOLERANCE, Prints, row_values_agree, same_values, worth_of
+from twinprobe._align.auto.fingerprints import Prints, merged, row_values_agree, same_values, statistics_agree, worth_of
 from twinprobe._align.auto.sequence import Ints
 from twinprobe._align.auto.tree import Facts, Layer
 from twinprobe._align.auto.words import (
@@ -71,18 +71,13 @@ class Units:
 def _merged_stats(rows: Sequence[tuple[int, ...]], prints: Prints) -> Array:
     """max, min, mean, norm and size of the concatenation of each tuple of rows; NaN where one is not telling."""
     if all(len(group) == 1 for group in rows):
-        single = np.array([group[0] for group in rows], dtype=np.int64)
-        found = np.column_stack([prints.stats[single], prints.numel[single]])
-        found[(single == NONE) | ~prints.telling[single]] = np.nan
-        return found
+        return prints.known([group[0] for group in rows])
     result = np.full((len(rows), 5), np.nan)
     for at, group in enumerate(rows):
         if NONE in group or not prints.telling[list(group)].all():
             continue
-        stats, sizes = prints.stats[list(group)], prints.numel[list(group)]
-        norm = float(np.sqrt((stats[:, 3] ** 2).sum()))
-        mean = float((stats[:, 2] * sizes).sum() / sizes.sum())
-        result[at] = stats[:, 0].max(), stats[:, 1].min(), mean, norm, sizes.sum()
+        sizes = prints.numel[list(group)]
+        result[at] = *merged(prints.stats[list(group)], sizes), sizes.sum()
     return result
 
 
@@ -96,13 +91,18 @@ class LayerScores:
             (lambda layer: layer.kind, _kinds),
             (lambda layer: (layer.features, _canonical(layer.weights)), _fused_weights if grouped else _weights),
             (lambda layer: (layer.meaning, layer.around), _meanings),
-            (lambda layer: (own_name(layer.path), layer.cls), _no_names if grouped else _names),
         ]
-        self._tables = [_Table(target.layers, golden.layers, key, score) for key, score in columns]
-        sizes = zip(target.sizes, golden.sizes, strict=False)
-        self._tables.append(_SizeTable(target, golden)) if not grouped and any(True for _ in sizes) else None
-        self._paths = _paths(target, golden)
-        self._places = _places(target, golden)
+        if not grouped:
+            columns.append((lambda layer: (own_name(layer.path), layer.cls), _names))
+        self._tables = [
+            _Table([key(layer) for layer in target.layers], [key(layer) for layer in golden.layers], score)
+            for key, score in columns
+        ]
+        if not grouped:
+            self._tables.append(_Table(target.sizes, golden.sizes, _sizes))
+        self._paths = _numbered(target, golden, lambda layer: layer.path)
+        # Equal numbers in two paths: the same layer of the stack.
+        self._places = _numbered(target, golden, lambda layer: numbers_of(layer.path))
 
     def __call__(self, rows: Array, columns: Array) -> Array:
         """Scores of the pairs at these places, broadcast."""
@@ -118,35 +118,12 @@ class LayerScores:
         mine, theirs = self._target, self._golden
         total: Array = np.zeros(())
         for name, worth in _EQUAL.items():
-            agree, known = _agree(mine.stats[name], theirs.stats[name], rows, columns)
+            agree, known = statistics_agree(mine.stats[name], theirs.stats[name], rows, columns)
             same = worth_of(agree, mine.prints, mine.rows[name][rows], theirs.prints, theirs.rows[name][columns])
             total = total + worth * same
             if name == "weight":
                 total = total + np.where(known & ~agree, _UNEQUAL_WEIGHTS * self._share, 0.0)
         return np.asarray(total)
-
-
-def _agree(one: Array, other: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
-    """Whether max, min, mean and norm of tensors of equal size agree, and whether that is known."""
-    shape = np.broadcast_shapes(rows.shape, columns.shape)
-    with np.errstate(invalid="ignore"):
-        mine, theirs = one[:, 3][rows], other[:, 3][columns]
-        norm = np.maximum(mine, theirs)
-        known = norm > 0
-        agree = known & (np.abs(mine - theirs) <= TOLERANCE * norm)
-        near = np.nonzero(agree)
-        if not len(near[0]):
-            return agree, known
-        # Few pairs come so far; only these are looked at more closely.
-        mine, theirs = one[np.broadcast_to(rows, shape)[near]], other[np.broadcast_to(columns, shape)[near]]
-        fits = mine[:, 4] == theirs[:, 4]
-        root = norm[near] / np.sqrt(np.maximum(mine[:, 4], 1.0))
-        for column in (0, 1):
-            size = np.maximum(np.abs(mine[:, column]), np.abs(theirs[:, column]))
-            fits &= ~(np.abs(mine[:, column] - theirs[:, column]) > 2 * TOLERANCE * size + TOLERANCE * root)
-        fits &= ~(np.abs(mine[:, 2] - theirs[:, 2]) > 2 * TOLERANCE * root)
-        agree[near] = fits
-    return agree, known
 
 
 def shared_weights(target: Units, golden: Units) -> float:
@@ -166,7 +143,7 @@ def shared_weights(target: Units, golden: Units) -> float:
         begin = first + np.searchsorted(norms, row[3] * (1 - SAME_NORM))
         end = first + np.searchsorted(norms, row[3] * (1 + SAME_NORM), side="right")
         near = np.arange(begin, min(end, begin + 64))
-        hits += bool(len(near)) and bool(_agree(row[None], theirs, np.zeros(1, np.int64), near)[0].any())
+        hits += bool(len(near)) and bool(statistics_agree(row[None], theirs, np.zeros(1, np.int64), near)[0].any())
     return hits / len(mine)
 
 
@@ -181,11 +158,10 @@ class _Table:
     """A signal that depends on few distinct values of either side: all combinations, looked up."""
 
     def __init__(
-        self, target: Sequence[Layer], golden: Sequence[Layer], key: Callable[[Layer], Hashable],
-        score: Callable[[Any, Any], float],
-    ) -> None:  # fmt: skip
-        mine, self._rows = _distinct([key(layer) for layer in target])
-        theirs, self._columns = _distinct([key(layer) for layer in golden])
+        self, target: Sequence[Hashable], golden: Sequence[Hashable], score: Callable[[Any, Any], float]
+    ) -> None:
+        mine, self._rows = distinct(target)
+        theirs, self._columns = distinct(golden)
         if len(mine) * len(theirs) <= _MOST_COMBINATIONS:
             self._scores = np.array([[score(one, other) for other in theirs] for one in mine], dtype=np.float32)
             self._both: dict[Hashable, int] = {}
@@ -205,35 +181,17 @@ class _Table:
         return np.where(at == to, self._equal[at], np.float32(0))
 
 
-class _SizeTable(_Table):
-    """Input and output sizes of layers."""
-
-    def __init__(self, target: Units, golden: Units) -> None:
-        mine = dict(zip(map(id, target.layers), target.sizes, strict=True))
-        mine.update(zip(map(id, golden.layers), golden.sizes, strict=True))
-        super().__init__(target.layers, golden.layers, lambda layer: mine[id(layer)], _sizes)
-
-
-def _distinct(values: list[Hashable]) -> tuple[list[Hashable], Array]:
+def distinct(values: Iterable[Hashable]) -> tuple[list[Any], Array]:
+    """The different ones of these values, and for each value its place among them."""
     numbers: dict[Hashable, int] = {}
     places = [numbers.setdefault(value, len(numbers)) for value in values]
     return list(numbers), np.array(places, dtype=np.int64)
 
 
-def _paths(target: Units, golden: Units) -> tuple[Array, Array]:
-    """Numbers that are equal where the paths are."""
-    numbers: dict[str, int] = {}
-    mine = [numbers.setdefault(layer.path, len(numbers)) for layer in target.layers]
-    theirs = [numbers.setdefault(layer.path, len(numbers)) for layer in golden.layers]
-    return np.array(mine, dtype=np.int64), np.array(theirs, dtype=np.int64)
-
-
-def _places(target: Units, golden: Units) -> tuple[Array, Array]:
-    """Numbers that are equal where the numbers in the paths are: the same layer of the stack."""
-    numbers: dict[tuple[int, ...], int] = {}
-    mine = [numbers.setdefault(numbers_of(layer.path), len(numbers)) for layer in target.layers]
-    theirs = [numbers.setdefault(numbers_of(layer.path), len(numbers)) for layer in golden.layers]
-    return np.array(mine, dtype=np.int64), np.array(theirs, dtype=np.int64)
+def _numbered(target: Units, golden: Units, key: Callable[[Layer], Hashable]) -> tuple[Array, Array]:
+    """Numbers that are equal where the keys of two layers are."""
+    _, numbers = distinct([key(layer) for layer in (*target.layers, *golden.layers)])
+    return numbers[: len(target)], numbers[len(target) :]
 
 
 def _canonical(weights: tuple[Shape, ...]) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
@@ -294,15 +252,11 @@ def _names(one: tuple[str, str], other: tuple[str, str]) -> float:
     return _OWN_NAME * likeness(one[0], other[0]) + _CLASS * likeness(one[1], other[1])
 
 
-def _no_names(_one: object, _other: object) -> float:
-    return 0.0
-
-
 def _sizes(one: tuple[Shape | None, Shape | None], other: tuple[Shape | None, Shape | None]) -> float:
-    return 0.5 * _like_sizes(one[0], other[0]) + 0.5 * _like_sizes(one[1], other[1])
+    return 0.5 * like_sizes(one[0], other[0]) + 0.5 * like_sizes(one[1], other[1])
 
 
-def _like_sizes(one: Shape | None, other: Shape | None) -> float:
+def like_sizes(one: Shape | None, other: Shape | None) -> float:
     """1 for equal sizes in any order, a little for as many elements, below 0 for others, 0 where one is unknown."""
     if one is None or other is None:
         return 0.0
@@ -318,35 +272,6 @@ def _like_sizes(one: Shape | None, other: Shape | None) -> float:
 
 WIDEST = 640  # of a band through a large scope
 _TABLE = 1_000_000
-
-
-class ValueCells:
-    """How far two rows hold equal values, as ``same_values`` tells it; ``seen`` once any two asked about did."""
-
-    def __init__(self, one: Prints, rows: Sequence[int], other: Prints, others: Sequence[int]) -> None:
-        self._prints, self._places = (one, other), (np.array(rows, np.int64), np.array(others, np.int64))
-        self._stats = _merged_stats([(row,) for row in rows], one), _merged_stats([(row,) for row in others], other)
-        self._silent = tuple(np.isnan(stats[:, 3]) for stats in self._stats)
-        numbers: dict[str, int] = {}
-        self._digests = _digests(one, rows, numbers, -1), _digests(other, others, numbers, -2)
-        self._any_digest = bool(numbers)
-        self.seen = False
-
-    def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
-        """Cell by cell, broadcast."""
-        equal: NDArray[np.bool_] = _agree(*self._stats, rows, columns)[0]
-        if self._any_digest:
-            silent = self._silent[0][rows] | self._silent[1][columns]
-            equal = np.where(silent, self._digests[0][rows] == self._digests[1][columns], equal)
-        self.seen = self.seen or bool(equal.any())
-        places = self._places[0][rows], self._places[1][columns]
-        return worth_of(equal, self._prints[0], places[0], self._prints[1], places[1])
-
-
-def _digests(prints: Prints, rows: Sequence[int], numbers: dict[str, int], missing: int) -> Ints:
-    found = (prints.digest[row] if row != NONE else None for row in rows)
-    listed = [missing if digest is None else numbers.setdefault(digest, len(numbers)) for digest in found]
-    return np.array(listed, dtype=np.int64)
 
 
 class SortCells:
@@ -414,7 +339,7 @@ def values_fit(target: Facts, node: int, golden: Facts, other: int) -> tuple[flo
         (target.input_row(node), golden.input_row(other), _EQUAL_MODULE_INPUT, 0.5),
         (target.output_row(node), golden.output_row(other), _EQUAL_MODULE_OUTPUT, 0.75),
     ):
-        score += size * _like_sizes(target.prints.shape(mine), golden.prints.shape(theirs))
+        score += size * like_sizes(target.prints.shape(mine), golden.prints.shape(theirs))
         if row_values_agree(target.prints, mine, golden.prints, theirs):
             score += worth * float(same_values(target.prints, [mine], golden.prints, [theirs])[0, 0])
             same_output = worth == _EQUAL_MODULE_OUTPUT

@@ -20,7 +20,7 @@ from twinprobe._align.auto.fingerprints import APART, Prints, reordered
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._measure.pair import measure_pair
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
@@ -99,7 +99,7 @@ class _OtherWays:
             outputs = self._prints[0].rows(op, OUTPUT)
             inputs = self._prints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
-            back = self._side.head_of[op].calls.get(BACKWARD, {}).get(self._side.call[op], NONE)
+            back = self._side.backward(op)
             # Weights that differ are a finding, even where a later norm hides what they do.
             parameters = self._prints[0].parameters(op)
             weights = any(self._agree(row, in_order=False) is False for row in parameters)
@@ -139,7 +139,7 @@ class _OtherWays:
         name = self._side.names[row].removeprefix(self._side.ops[op])
         if head.is_module:
             return _NUMBER.sub("", head.name), NONE, direction, name
-        forward = head.calls.get(FORWARD, {}).get(self._side.call[op], NONE)
+        forward = self._side.forward(op)
         around = self._side.parents[forward] if forward != NONE else NONE
         module = self._side.head_of[around].name if around != NONE else ""
         return _NUMBER.sub("", module), self._number.get(forward, NONE), direction, name
@@ -203,11 +203,7 @@ class _OtherWays:
 
     def _takers_of(self, op: int) -> list[tuple[int, int]]:
         values = {self._flow.value(row) for row in self._prints[0].rows(op, OUTPUT)} - {None}
-        around = set()
-        parent = self._side.parents[op]
-        while parent != NONE and parent not in around:
-            around.add(parent)
-            parent = self._side.parents[parent]
+        around = self._side.around(op)
         found = [taker for value in values for taker in self._takers.get(value, ())]
         found = [taker for taker in found if taker[0] > op and taker[0] not in around]
         # A module without a partner hands on to what it calls.

@@ -150,19 +150,19 @@ def link_group(
 
 def _meet_around(flows: tuple[Flow, Flow], op: int, other: int) -> bool:
     """Whether a module around the one call gives the same as a module around the other."""
-    around: list[list[int]] = []
-    for flow, call in zip(flows, (op, other), strict=True):
-        parent, found = flow.side.parents[call], list[int]()
-        while parent != NONE and len(found) < _MOST_LEVELS:
-            found.append(int(flow.prints.first_output[parent]))
-            parent = flow.side.parents[parent]
-        around.append([row for row in found if row != NONE])
-    return any(same_but_rounding(flows[0].prints, row, flows[1].prints, at) for row, at in product(*around))
+    around = [
+        [int(flow.prints.first_output[module]) for module in flow.side.around(call)[:_MOST_LEVELS]]
+        for flow, call in zip(flows, (op, other), strict=True)
+    ]
+    return any(
+        NONE not in (row, at) and same_but_rounding(flows[0].prints, row, flows[1].prints, at)
+        for row, at in product(*around)
+    )
 
 
 def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
     """Gradients that the backward calls of two APIs list in different orders, where a shape occurs once."""
-    back = backward_call(board.target, op), backward_call(board.golden, other)
+    back = board.target.backward(op), board.golden.backward(other)
     if NONE in back:
         return
     rows = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
@@ -174,20 +174,11 @@ def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], 
             links.pairs[row] = rows[1][shapes[1].index(shape)], f"{board.rule[op]}, gradient of this shape"
 
 
-def backward_call(side: Side, op: int) -> int:
-    """The backward call of a forward call; -1 where there is none."""
-    return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE)
-
-
-def _same_size(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
-    return bool(prints[0].numel[row] == prints[1].numel[other])
-
-
 def _fits(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
     agree = row_values_agree(prints[0], row, prints[1], other)
     if agree is None:
         return prints[0].shape_text[row] == prints[1].shape_text[other]
-    return agree and _same_size(prints, row, other)
+    return agree and bool(prints[0].numel[row] == prints[1].numel[other])
 
 
 def link_parts(
@@ -273,17 +264,7 @@ def part_residual(board: Board, links: RowLinks, op: int, other: int, inside: st
         module = board.target.parents[op]
     if module != NONE:
         side = board.target
-        rows = range(side.starts[module], side.starts[module + 1])
-        links.alone.update([row for row in rows if side.roles[row] == OUTPUT][:1])
-
-
-def merged(stats: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float, float]:
-    """max, min, mean and norm of the concatenation of tensors with these statistics and sizes."""
-    weights = sizes / max(sizes.sum(), 1.0)
-    return (
-        float(stats[:, 0].max()), float(stats[:, 1].min()), float((stats[:, 2] * weights).sum()),
-        float(np.sqrt((stats[:, 3] ** 2).sum())),
-    )  # fmt: skip
+        links.alone.update([row for row in side.rows(module) if side.roles[row] == OUTPUT][:1])
 
 
 # What two linked API calls take, where their arguments stand in another order: ``x * w`` and ``w * x``.
@@ -303,7 +284,7 @@ def link_operands(board: Board, links: RowLinks, prints: tuple[Prints, Prints]) 
         if len(mine) == len(theirs) and 2 <= len(mine) <= _MOST:
             order = _order(prints, mine, theirs)
             _link(links, mine, theirs, order, board.rule[op])
-            back = backward_call(board.target, op), backward_call(board.golden, other)
+            back = board.target.backward(op), board.golden.backward(other)
             if order and NONE not in back:
                 gradients = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
                 if len(gradients[0]) == len(gradients[1]) == len(mine):
@@ -339,7 +320,7 @@ def _fit(prints: tuple[Prints, Prints], row: int, other: int) -> int:
     return _SHAPE + int(_VALUES * same_values(prints[0], [row], prints[1], [other])[0, 0])
 
 
-_Many = tuple[Relation, list[int], list[int]]  # with the numbers of its calls
+_Many = tuple[Relation[str], list[int], list[int]]  # with the numbers of its calls
 
 
 def link_alignment(board: Board, alignment: Alignment, *, where: object = None) -> RowLinks:

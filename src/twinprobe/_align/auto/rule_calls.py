@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
-from twinprobe._align.auto.fingerprints import row_values_agree, same_values
-from twinprobe._align.auto.layer_scores import WIDEST, SortCells, ValueCells, _like_sizes, kinds_fit, names_fit
+from twinprobe._align.auto.fingerprints import ValueCells, same_values
+from twinprobe._align.auto.layer_scores import WIDEST, SortCells, distinct, kinds_fit, like_sizes, names_fit
 from twinprobe._align.auto.sequence import (
     MOST,
     Ints,
@@ -26,7 +26,7 @@ from twinprobe._align.auto.sequence import (
 )
 from twinprobe._align.auto.tree import Facts
 from twinprobe._align.auto.words import function_of, unnumbered
-from twinprobe._align.auto.workspace import Link, Piece, Sketch, pieces, sure
+from twinprobe._align.auto.workspace import Link, Piece, Workspace, pieces, sure
 from twinprobe._align.calls import Shape
 from twinprobe._align.groups import Flow, group_rows, where_values_meet
 from twinprobe._align.links import NONE
@@ -80,7 +80,7 @@ def fit(one: Sort, other: Sort) -> float:
 
 
 def _sizes(one: Sort, other: Sort) -> float:
-    return _one_size(one.outputs, other.outputs) + 0.5 * _like_sizes(one.inputs, other.inputs)
+    return _one_size(one.outputs, other.outputs) + 0.5 * like_sizes(one.inputs, other.inputs)
 
 
 def _one_size(one: Shape | None, other: Shape | None) -> float:
@@ -88,7 +88,7 @@ def _one_size(one: Shape | None, other: Shape | None) -> float:
         return 0.0
     if one == other:
         return 1.0
-    alike = _like_sizes(one, other)
+    alike = like_sizes(one, other)
     return alike - 0.2 if alike > 0 else -2.0
 
 
@@ -131,33 +131,32 @@ _TARGET, _GOLDEN = attrgetter("target"), attrgetter("golden")
 _Found = list[tuple[int, int, float, float, bool]]  # place, place, score, confidence, equal values
 
 
-def link_calls(sketch: Sketch) -> None:
+def link_calls(work: Workspace) -> None:
     """Pair what lies between linked calls, from the outside in."""
-    matcher = _CallMatcher(sketch)
+    matcher = _CallMatcher(work)
     for opened in (False, True):
         done: set[int] = set()
         while True:
-            scopes = [pair for pair in sketch.matched_modules() if pair[0] not in done]
+            scopes = [pair for pair in work.matched_modules() if pair[0] not in done]
             if not scopes:
                 break
             for node, other in scopes:
                 done.add(node)
-                rows = sketch.target.output_row(node), sketch.golden.output_row(other)
-                same = row_values_agree(sketch.target.prints, rows[0], sketch.golden.prints, rows[1])
-                for piece in list(pieces(sketch, node, other, opened=opened)):
+                same = work.outputs_agree(node, other)
+                for piece in list(pieces(work, node, other, opened=opened)):
                     matcher.link(piece, meets_again=bool(same))
 
 
 class _CallMatcher:
-    def __init__(self, sketch: Sketch) -> None:
-        self._sketch = sketch
+    def __init__(self, work: Workspace) -> None:
+        self._work = work
         self._sorts: list[Sort] = []
         self._numbers: dict[object, int] = {}
         self._sort_of: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._fits: dict[tuple[int, int], float] = {}
         self._known: dict[object, _Found] = {}
         self._done: set[object] = set()
-        self._sized = _sizes_meet(sketch)
+        self._sized = _sizes_meet(work)
 
     def link(self, piece: Piece, *, meets_again: bool) -> None:
         """Pair the calls of a piece. Where both modules around give the same, two calls that belong together do so."""
@@ -170,8 +169,8 @@ class _CallMatcher:
             found = self._pair_large(piece, mine, theirs) if calls not in self._done else []
             self._done.add(calls)
         else:
-            sketch = self._sketch
-            values = equal_values(sketch.target, piece.target, sketch.golden, piece.golden)
+            work = self._work
+            values = equal_values(work.target, piece.target, work.golden, piece.golden)
             key = (tuple(mine), tuple(theirs), values.tobytes())
             known = self._known.get(key)
             if known is None:
@@ -182,23 +181,22 @@ class _CallMatcher:
                 self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
 
     def _give_unlike(self, node: int, other: int) -> bool:
-        target, golden = self._sketch.target, self._sketch.golden
-        rows = target.output_row(node), golden.output_row(other)
-        is_call = not (target.tree.is_module[node] or golden.tree.is_module[other])
-        return is_call and row_values_agree(target.prints, rows[0], golden.prints, rows[1]) is False
+        work = self._work
+        is_call = not (work.target.tree.is_module[node] or work.golden.tree.is_module[other])
+        return is_call and work.outputs_agree(node, other) is False
 
     def _link_pair(self, node: int, other: int, score: float, confidence: float, equal: bool) -> None:
-        sketch = self._sketch
-        modules = sketch.target.tree.is_module[node], sketch.golden.tree.is_module[other]
+        work = self._work
+        modules = work.target.tree.is_module[node], work.golden.tree.is_module[other]
         rule = MODULES if all(modules) else MIXED if any(modules) else CALLS
         kind = SAME if modules[0] == modules[1] else MODULE_CALL
         reason = "same place" + (", equal values" if equal else ", same function" if not all(modules) else "")
-        sketch.link(Link((node,), (other,), rule, reason, confidence * sure(score + 0.5), kind))
+        work.link(Link((node,), (other,), rule, reason, confidence * sure(score + 0.5), kind))
 
     def _sort(self, node: int, *, golden: bool) -> int:
         known = self._sort_of[golden]
         if node not in known:
-            facts = self._sketch.golden if golden else self._sketch.target
+            facts = self._work.golden if golden else self._work.target
             known[node] = sort_of(facts, node, self._numbers, self._sorts, sized=self._sized)
         return known[node]
 
@@ -209,7 +207,7 @@ class _CallMatcher:
         return score
 
     def _pair(self, mine: list[int], theirs: list[int], values: NDArray[np.float64]) -> _Found:
-        rows, columns = _numbered(mine), _numbered(theirs)
+        rows, columns = distinct(mine), distinct(theirs)
         table = np.array([[self._fit(one, other) for other in columns[0]] for one in rows[0]])
         steps = pair_by_table(table[rows[1]][:, columns[1]] + values, _EDGE)
         good = [step for step in steps if step.score > 0]
@@ -217,7 +215,7 @@ class _CallMatcher:
 
     def _pair_large(self, piece: Piece, mine: list[int], theirs: list[int]) -> _Found:
         """The same, without a table of all combinations."""
-        target, golden = self._sketch.target, self._sketch.golden
+        target, golden = self._work.target, self._work.golden
         fits = SortCells(mine, theirs, lambda one, other: fit(self._sorts[one], self._sorts[other]))
         values = EqualCells(target, piece.target, golden, piece.golden)
         guess = guess_by_values(target, piece.target, golden, piece.golden)
@@ -250,21 +248,15 @@ class _CallMatcher:
         return Counter(name for sort in sorts for name in self._sorts[sort].functions)
 
 
-def _sizes_meet(sketch: Sketch) -> bool:
+def _sizes_meet(work: Workspace) -> bool:
     """Whether the layers that belong together give tensors of one size; not so for batches of another size."""
     met = []
-    for link in sketch.links:
-        if len(link.target) == len(link.golden) == 1 and sketch.target.is_layer[link.target[0]]:
-            rows = sketch.target.output_row(link.target[0]), sketch.golden.output_row(link.golden[0])
+    for link in work.links:
+        if link.one_to_one and work.target.is_layer[link.target[0]]:
+            rows = work.target.output_row(link.target[0]), work.golden.output_row(link.golden[0])
             if NONE not in rows:
-                met.append(sketch.target.prints.numel[rows[0]] == sketch.golden.prints.numel[rows[1]])
+                met.append(work.target.prints.numel[rows[0]] == work.golden.prints.numel[rows[1]])
     return bool(2 * sum(met) >= len(met))
-
-
-def _numbered(sorts: list[int]) -> tuple[list[int], NDArray[np.int64]]:
-    places: dict[int, int] = {}
-    numbers = [places.setdefault(sort, len(places)) for sort in sorts]
-    return list(places), np.array(numbers, dtype=np.int64)
 
 
 # Rule: calls at the same place that are equal in meaning, whatever they are called; several may do what one does.
@@ -273,16 +265,14 @@ RULE, WHOLE = "equal results", "other steps"
 _CONFIDENCE, _BY_PLACE = 0.9, 0.7
 
 
-def link_results(sketch: Sketch) -> None:
+def link_results(work: Workspace) -> None:
     """Link free API calls of linked modules in groups, between places where both runs have the same values."""
-    facts = sketch.target, sketch.golden
+    facts = work.target, work.golden
     flows = Flow(facts[0].tree.side, facts[0].prints), Flow(facts[1].tree.side, facts[1].prints)
-    for node, other in sketch.matched_modules():
-        found = pieces(sketch, node, other, opened=True)
+    for node, other in work.matched_modules():
+        found = pieces(work, node, other, opened=True)
         if facts[0].is_layer[node] != facts[1].is_layer[other]:  # one layer is the other's layers: all that they call
-            found = iter(
-                [Piece(_free_inside(facts[0], node, sketch.partner), _free_inside(facts[1], other, sketch.back))]
-            )
+            found = iter([Piece(_free_inside(facts[0], node, work.partner), _free_inside(facts[1], other, work.back))])
         for piece in list(found):
             nodes = [{one.tree.op[at]: at for at in _calls(one, part)} for one, part in zip(facts, piece, strict=True)]
             if not all(nodes):
@@ -293,9 +283,9 @@ def link_results(sketch: Sketch) -> None:
                 links = tuple(nodes[0][op] for op in mine), tuple(nodes[1][op] for op in theirs)
                 kind = SAME if len(mine) == len(theirs) == 1 else COMPOSITE
                 if equal:
-                    sketch.link(Link(*links, RULE, "same place, equal output", _CONFIDENCE, kind))
+                    work.link(Link(*links, RULE, "same place, equal output", _CONFIDENCE, kind))
                 else:
-                    sketch.link(Link(*links, WHOLE, "same place", _BY_PLACE, kind))
+                    work.link(Link(*links, WHOLE, "same place", _BY_PLACE, kind))
 
 
 def _free_inside(facts: Facts, node: int, linked: list[int]) -> list[int]:

@@ -8,11 +8,11 @@ from itertools import pairwise
 from twinprobe._align.auto.alignment import RESIDUAL, SAME
 from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.layer_scores import names_fit, values_fit
-from twinprobe._align.auto.rule_layers import BRANCHES, by_scope, pair_layers
+from twinprobe._align.auto.rule_layers import BRANCHES, by_scope, linked_scope, pair_layers
 from twinprobe._align.auto.tree import ROOT, Facts, Layer
 from twinprobe._align.auto.words import words_of
-from twinprobe._align.auto.workspace import Link, Sketch, sure, tensor
-from twinprobe._align.links import NONE
+from twinprobe._align.auto.workspace import Link, Workspace, sure
+from twinprobe._align.links import NONE, best_in_order
 
 RULE = "same layers inside"
 _SAME_INSIDE, _ALIKE = 1.0, 1.5
@@ -22,47 +22,37 @@ _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def link_containers(sketch: Sketch) -> None:
+def link_containers(work: Workspace) -> None:
     """Link free modules whose linked contents are the same; where there is a choice, as their likes were linked."""
-    target = _free_by_content(sketch.target, sketch.partner, _contents(sketch, golden=False))
-    golden = _free_by_content(sketch.golden, sketch.back, _contents(sketch, golden=True))
+    target = _free_by_content(work.target, work.partner, _contents(work, golden=False))
+    golden = _free_by_content(work.golden, work.back, _contents(work, golden=True))
     chains = [(chain, golden[content]) for content, chain in target.items() if content in golden]
     chains.sort(key=lambda both: len(both[0]) * len(both[1]))
     votes: Counter[tuple[str, str]] = Counter()
-    inside = _mean_confidence(sketch)
+    inside = _mean_confidence(work)
     for chain, others in chains:
-        _link_chain(sketch, chain, others, votes, inside[chain[0]])
+        _link_chain(work, chain, others, votes, inside[chain[0]])
 
 
-def _mean_confidence(sketch: Sketch) -> list[float]:
+def _mean_confidence(work: Workspace) -> list[float]:
     """How sure the links inside each target node are, on average: a module is no surer than what it encloses."""
-    tree = sketch.target.tree
+    tree = work.target.tree
     count, total = [0] * len(tree), [0.0] * len(tree)
-    for link in sketch.links:
+    for link in work.links:
         count[link.target[0]] += 1
         total[link.target[0]] += link.confidence
-    for node in reversed(tree.in_order):
-        parent = tree.parent[node]
-        if parent != NONE:
-            count[parent] += count[node]
-            total[parent] += total[node]
-    return [found / max(1, links) for found, links in zip(total, count, strict=True)]
+    return [found / max(1, links) for found, links in zip(tree.totals(total), tree.totals(count), strict=True)]
 
 
-def _contents(sketch: Sketch, *, golden: bool) -> list[_Content]:
+def _contents(work: Workspace, *, golden: bool) -> list[_Content]:
     """What lies inside each node, as links: equal for two nodes whose linked contents are the same."""
-    tree = (sketch.golden if golden else sketch.target).tree
+    tree = (work.golden if golden else work.target).tree
     count, mixed = [0] * len(tree), [0] * len(tree)
-    for number, link in enumerate(sketch.links):
+    for number, link in enumerate(work.links):
         node = (link.golden if golden else link.target)[0]  # several nodes are still one link
         count[node] += 1
-        mixed[node] = (mixed[node] + _hash(number)) & _MASK
-    for node in reversed(tree.in_order):
-        parent = tree.parent[node]
-        if parent != NONE:
-            count[parent] += count[node]
-            mixed[parent] = (mixed[parent] + mixed[node]) & _MASK
-    return list(zip(count, mixed, strict=True))
+        mixed[node] += _hash(number)
+    return [(links, hashes & _MASK) for links, hashes in zip(tree.totals(count), tree.totals(mixed), strict=True)]
 
 
 def _hash(number: int) -> int:
@@ -83,28 +73,28 @@ def _free_by_content(facts: Facts, linked: list[int], contents: list[_Content]) 
 
 
 def _link_chain(
-    sketch: Sketch, chain: list[int], others: list[int], votes: Counter[tuple[str, str]], inside: float
+    work: Workspace, chain: list[int], others: list[int], votes: Counter[tuple[str, str]], inside: float
 ) -> None:
-    classes = sketch.target.tree.cls, sketch.golden.tree.cls
+    classes = work.target.tree.cls, work.golden.tree.cls
     choice = len(chain) * len(others) > 1
-    scores = [[score_pair(sketch, node, other) for other in others] for node in chain]
+    scores = [{to: score_pair(work, node, other) for to, other in enumerate(others)} for node in chain]
     if choice:
         for at, node in enumerate(chain):
             for to, other in enumerate(others):
                 scores[at][to] += _ALIKE * bool(votes[classes[0][node], classes[1][other]])
         for at, to in _named_alike([classes[0][node] for node in chain], [classes[1][other] for other in others]):
             scores[at][to] += _ONE_BY_ONE
-    pairs, total = _best_pairs(scores)
-    alike = _wrapped(sketch.target, chain), _wrapped(sketch.golden, others)
+    pairs, total = best_in_order(scores)
+    alike = _wrapped(work.target, chain), _wrapped(work.golden, others)
     for at, to in pairs:
         margin = scores[at][to]
         if choice:
             without = _without_likes(scores, alike, at, to)
-            margin = min(margin, total - _best_pairs(without)[1])
+            margin = min(margin, total - best_in_order(without)[1])
         reason = "encloses the same layers"
         if len(chain) != len(others):
             reason += f", best of {max(len(chain), len(others))} levels"
-        if sketch.link(Link((chain[at],), (others[to],), RULE, reason, min(inside, sure(margin)), SAME)):
+        if work.link(Link((chain[at],), (others[to],), RULE, reason, min(inside, sure(margin)), SAME)):
             votes[classes[0][chain[at]], classes[1][others[to]]] += 1
 
 
@@ -127,46 +117,27 @@ def _wrapped(facts: Facts, chain: list[int]) -> list[object]:
     """Equal for modules of a chain with the very same input and output tensors: either stands for the other."""
     found: list[object] = []
     for at, node in enumerate(chain):
-        tensors = tensor(facts, facts.input_row(node)), tensor(facts, facts.output_row(node))
+        tensors = tuple(facts.prints.tensor(row) for row in (facts.input_row(node), facts.output_row(node)))
         found.append(tensors if None not in tensors else at)
     return found
 
 
 def _without_likes(
-    scores: list[list[float]], alike: tuple[list[object], list[object]], at: int, to: int
-) -> list[list[float]]:
+    scores: list[dict[int, float]], alike: tuple[list[object], list[object]], at: int, to: int
+) -> list[dict[int, float]]:
     """The scores without a pair and all that would say the same."""
     mine, theirs = alike
     return [
-        [-1e9 if mine[row] == mine[at] and theirs[column] == theirs[to] else score for column, score in enumerate(line)]
+        {column: score for column, score in line.items() if mine[row] != mine[at] or theirs[column] != theirs[to]}
         for row, line in enumerate(scores)
     ]
 
 
-def score_pair(sketch: Sketch, node: int, other: int) -> float:
+def score_pair(work: Workspace, node: int, other: int) -> float:
     """How well two modules fit that enclose the same."""
-    target, golden = sketch.target, sketch.golden
+    target, golden = work.target, work.golden
     names = names_fit(target.tree.path[node], target.tree.cls[node], golden.tree.path[other], golden.tree.cls[other])
     return _SAME_INSIDE + names + values_fit(target, node, golden, other)[0]
-
-
-def _best_pairs(scores: list[list[float]]) -> tuple[list[tuple[int, int]], float]:
-    """The best pairs of two short chains that do not cross, by total score."""
-    rows, columns = len(scores), len(scores[0])
-    best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
-    for at in range(rows - 1, -1, -1):
-        for to in range(columns - 1, -1, -1):
-            best[at][to] = max(best[at + 1][to], best[at][to + 1], scores[at][to] + best[at + 1][to + 1])
-    pairs, at, to = [], 0, 0
-    while at < rows and to < columns:
-        if best[at][to] == scores[at][to] + best[at + 1][to + 1]:
-            pairs.append((at, to))
-            at, to = at + 1, to + 1
-        elif best[at][to] == best[at + 1][to]:
-            at += 1
-        else:
-            to += 1
-    return pairs, best[0][0]
 
 
 # Rule: a module that returns its result with the residual added, against one whose caller adds it.
@@ -175,34 +146,36 @@ RESIDUAL_RULE = "residual added inside"
 _BY_VALUES, _BY_PLACE = 0.95, 0.75
 
 
-def link_residuals(sketch: Sketch) -> None:
+def link_residuals(work: Workspace) -> None:
     """Where one side adds inside a linked module and the other right after it, link the two additions."""
-    for node, other in sketch.matched_modules()[1:]:
-        if not _link(sketch, node, other, mirrored=False):
-            _link(sketch, node, other, mirrored=True)
+    for node, other in work.matched_modules()[1:]:
+        if not _link(work, node, other, mirrored=False):
+            _link(work, node, other, mirrored=True)
 
 
-def _link(sketch: Sketch, node: int, other: int, *, mirrored: bool) -> bool:
+def _link(work: Workspace, node: int, other: int, *, mirrored: bool) -> bool:
     """With ``mirrored``, the golden side adds inside."""
-    inner, outer = (sketch.golden, sketch.target) if mirrored else (sketch.target, sketch.golden)
+    inner, outer = (work.golden, work.target) if mirrored else (work.target, work.golden)
     inside, outside = (other, node) if mirrored else (node, other)
-    linked = (sketch.back, sketch.partner) if mirrored else (sketch.partner, sketch.back)
+    linked = (work.back, work.partner) if mirrored else (work.partner, work.back)
     adds = _last_add(inner, inside, linked[0])
     after = _add_after(outer, outside, linked[1])
     if NONE in (adds, after) or _last_add(outer, outside, linked[1]) != NONE:
         return False
     equal = row_values_agree(inner.prints, inner.output_row(adds), outer.prints, outer.output_row(after))
-    plain = row_values_agree(
-        sketch.target.prints, sketch.target.output_row(node), sketch.golden.prints, sketch.golden.output_row(other)
-    )
     shapes = inner.prints.shape(inner.output_row(adds)), outer.prints.shape(outer.output_row(after))
-    if plain or shapes[0] is None or shapes[1] is None or sorted(shapes[0]) != sorted(shapes[1]):
+    if (
+        work.outputs_agree(node, other)
+        or shapes[0] is None
+        or shapes[1] is None
+        or sorted(shapes[0]) != sorted(shapes[1])
+    ):
         return False
     pair = (after, adds) if mirrored else (adds, after)
     reason = "equal values with the residual added" if equal else "adds inside, the other side right after"
     confidence = _BY_VALUES if equal else _BY_PLACE
     inside_of = "golden" if mirrored else "target"
-    return sketch.link(Link((pair[0],), (pair[1],), RESIDUAL_RULE, reason, confidence, RESIDUAL, inside=inside_of))
+    return work.link(Link((pair[0],), (pair[1],), RESIDUAL_RULE, reason, confidence, RESIDUAL, inside=inside_of))
 
 
 def _last_add(facts: Facts, node: int, linked: list[int]) -> int:
@@ -235,34 +208,30 @@ def _is_add(facts: Facts, node: int) -> bool:
 # something else in the module reads too, so that the order of execution says nothing about them.
 
 
-def link_branches(sketch: Sketch) -> None:
+def link_branches(work: Workspace) -> None:
     """Pair the free layers that branch off inside linked modules."""
-    mine = _free_branches(sketch.target, sketch.partner)
-    theirs = _free_branches(sketch.golden, sketch.back)
+    mine = _free_branches(work.target, work.partner)
+    theirs = _free_branches(work.golden, work.back)
     for scope, layers in mine.items():
-        others = theirs.get(sketch.partner[scope])
+        others = theirs.get(work.partner[scope])
         if others:
-            pair_layers(sketch, layers, others, BRANCHES)
+            pair_layers(work, [(layers, others)], BRANCHES)
 
 
 def _free_branches(facts: Facts, linked: list[int]) -> dict[int, list[Layer]]:
     """Free layers by the nearest linked module around them, as far as they branch off inside it."""
-    tree = facts.tree
     taken: dict[int, set[object]] = defaultdict(set)
     for layer in facts.layers:
         if linked[layer.node] != NONE:
-            scope = tree.parent[layer.node]
-            while linked[scope] == NONE:
-                scope = tree.parent[scope]
-            taken[scope].add(tensor(facts, layer.input_row))
+            taken[linked_scope(facts, linked, layer.node)].add(facts.prints.tensor(layer.input_row))
     found = {}
     for scope, layers in by_scope(facts, linked).items():
-        known = taken[scope] | {tensor(facts, facts.input_row(scope))}
+        known = taken[scope] | {facts.prints.tensor(facts.input_row(scope))}
         branching = []
         for layer in layers:
-            if tensor(facts, layer.input_row) in known - {None}:
+            if facts.prints.tensor(layer.input_row) in known - {None}:
                 branching.append(layer)
-                known.add(tensor(facts, layer.output_rows[0]))
+                known.add(facts.prints.tensor(layer.output_rows[0]))
         if branching:
             found[scope] = branching
     return found

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import FUSED, SAME
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree
-from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, _like_sizes, shared_weights
+from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, like_sizes, shared_weights
 from twinprobe._align.auto.sequence import Floats, Group, Ints, Problem, Step, guess_by_keys, pair_in_order, rising
 from twinprobe._align.auto.tree import Facts, Layer, groups_of
 from twinprobe._align.auto.words import agreement, class_kind, numbers_of, unnumbered
-from twinprobe._align.auto.workspace import GIVEN, Link, Piece, Sketch, by_branch_size, cut, sure
-from twinprobe._align.calls import Shape
+from twinprobe._align.auto.workspace import GIVEN, Link, Piece, Workspace, by_branch_size, cut, sure
 from twinprobe._align.links import NONE
+from twinprobe._align.turns import fill_up
 
 # Linear layers that read the same tensor (q, k, v; gate, up): which is which does not follow from their order.
 #
@@ -117,66 +117,71 @@ _OUTERMOST = re.compile(r"^.*?\.\d+(?=\.)")  # the path of a block of the outerm
 _LEAST_SCORE, _EQUAL, _SOME_SHARED, _OF_OTHER_SIZE, _NEARLY_ALL = 0.3, 2.4, 0.2, 0.55, 0.78
 
 
-def link_layers(sketch: Sketch) -> None:
+def link_layers(work: Workspace) -> None:
     """Pair the layers of both runs; pairs never cross, and never leave modules that are known to belong together."""
-    arranged = by_branch_size(sketch.target), by_branch_size(sketch.golden)
-    mine, theirs = by_scope(sketch.target, sketch.partner), by_scope(sketch.golden, sketch.back)
+    arranged = by_branch_size(work.target), by_branch_size(work.golden)
+    mine, theirs = by_scope(work.target, work.partner), by_scope(work.golden, work.back)
     ways = [mine], [theirs]
     if arranged[0] is not None or arranged[1] is not None:
-        ways[0].append(by_scope(sketch.target, sketch.partner, arranged[0]))
-        ways[1].append(by_scope(sketch.golden, sketch.back, arranged[1]))
+        ways[0].append(by_scope(work.target, work.partner, arranged[0]))
+        ways[1].append(by_scope(work.golden, work.back, arranged[1]))
     for scope in mine:
-        other = sketch.partner[scope]
+        other = work.partner[scope]
         options = [(one[scope], two.get(other, [])) for one, two in zip(*ways, strict=True)]
-        _pair_best(sketch, options, RULE)
-    if not _is_coherent(sketch):
-        sketch.give_up()
-    elif sketch.share < _SOME_SHARED:
-        _note_missing_layers(sketch)
+        pair_layers(work, options, RULE)
+    if not _is_coherent(work):
+        work.give_up()
+    elif work.share < _SOME_SHARED:
+        _note_missing_layers(work)
 
 
 def by_scope(facts: Facts, linked: list[int], layers: list[Layer] | None = None) -> dict[int, list[Layer]]:
-    """The free layers by the nearest linked module around them; the run itself where there is none."""
+    """The free layers by the nearest linked module around them."""
     found: dict[int, list[Layer]] = defaultdict(list)
     for layer in facts.layers if layers is None else layers:
-        scope = facts.tree.parent[layer.node]
-        while linked[scope] == NONE:
-            scope = facts.tree.parent[scope]
         if linked[layer.node] == NONE:
-            found[scope].append(layer)
+            found[linked_scope(facts, linked, layer.node)].append(layer)
     return found
 
 
-def _note_missing_layers(sketch: Sketch) -> None:
+def linked_scope(facts: Facts, linked: list[int], node: int) -> int:
+    """The nearest linked module around a node; the run itself where there is none."""
+    scope = facts.tree.parent[node]
+    while linked[scope] == NONE:
+        scope = facts.tree.parent[scope]
+    return scope
+
+
+def _note_missing_layers(work: Workspace) -> None:
     """Of many equal layers some have no partner, and no weight tells which: numbers and order alone decided."""
-    for facts, linked, side in ((sketch.target, sketch.partner, "target"), (sketch.golden, sketch.back, "golden")):
+    for facts, linked, side in ((work.target, work.partner, "target"), (work.golden, work.back, "golden")):
         alone: dict[str, int] = defaultdict(int)
         paired: dict[str, int] = defaultdict(int)
         for layer in facts.layers:
             (paired if linked[layer.node] != NONE else alone)[unnumbered(layer.path)] += 1
         doubtful = [path for path in alone if paired[path]]
         if doubtful:
-            sketch.notes.append(
+            work.notes.append(
                 f"{len(doubtful)} kinds of layers of the {side} run, such as {doubtful[0]}, occur more often than in "
                 "the other run, and no equal weights tell which are missing: numbers and order decided"
             )
 
 
-def _is_coherent(sketch: Sketch) -> bool:
+def _is_coherent(work: Workspace) -> bool:
     """Any two models have layers of equal shape: much less than all, without equal weights or results, is chance.
 
     A pair whose outputs differ in size, or of which only one has a bias, counts little more than half.
     """
-    if sketch.share > _SOME_SHARED or any(link.rule == GIVEN for link in sketch.links):
+    if work.share > _SOME_SHARED or any(link.rule == GIVEN for link in work.links):
         return True
-    target, golden = sketch.target, sketch.golden
-    is_one_build = not _cross_blocks(sketch)
+    target, golden = work.target, work.golden
+    is_one_build = not _cross_blocks(work)
     fewer = min(len(target.layers), len(golden.layers))
     weight, equal = 0.0, 0
     smaller = len(target.layers) <= len(golden.layers)
-    for link in sketch.links:
+    for link in work.links:
         rows = target.output_row(link.target[0]), golden.output_row(link.golden[0])
-        single = len(link.target) == len(link.golden) == 1 and NONE not in rows
+        single = link.one_to_one and NONE not in rows
         differ = single and target.prints.numel[rows[0]] != golden.prints.numel[rows[1]]
         weights = target.weights[link.target[0]], golden.weights[link.golden[0]]
         differ |= all(weights) and len(weights[0]) != len(weights[1])
@@ -187,7 +192,7 @@ def _is_coherent(sketch: Sketch) -> bool:
     return (is_one_build and weight >= _NEARLY_ALL * fewer) or equal > _SOME_SHARED * fewer
 
 
-def _cross_blocks(sketch: Sketch) -> bool:
+def _cross_blocks(work: Workspace) -> bool:
     """Whether pairs of layers regularly lead from one block of a stack into another, or out of the stack.
 
     The norm that ends a block of one model begins the next block of the other: of the same layers in the same order,
@@ -195,10 +200,10 @@ def _cross_blocks(sketch: Sketch) -> bool:
     """
     paths = [
         tuple(
-            _block(facts.tree.path[nodes[0]])
-            for facts, nodes in ((sketch.target, link.target), (sketch.golden, link.golden))
+            (_OUTERMOST.match(facts.tree.path[nodes[0]]) or [""])[0]
+            for facts, nodes in ((work.target, link.target), (work.golden, link.golden))
         )
-        for link in sketch.links
+        for link in work.links
     ]
     crossing = []
     for one, other in ((0, 1), (1, 0)):
@@ -211,22 +216,12 @@ def _cross_blocks(sketch: Sketch) -> bool:
     return all(crossing)
 
 
-def _block(path: str) -> str:
-    found = _OUTERMOST.match(path)
-    return found[0] if found else ""
-
-
-def pair_layers(sketch: Sketch, mine: Sequence[Layer], theirs: Sequence[Layer], rule: str) -> None:
-    """Pair two sequences of layers in order."""
-    _pair_best(sketch, [(mine, theirs)], rule)
-
-
-def _pair_best(sketch: Sketch, options: Sequence[tuple[Sequence[Layer], Sequence[Layer]]], rule: str) -> None:
-    """Pair in order; where there is more than one order, in the one in which more fits."""
+def pair_layers(work: Workspace, options: Sequence[tuple[Sequence[Layer], Sequence[Layer]]], rule: str) -> None:
+    """Pair two sequences of layers in order; where there is more than one order, in the one in which more fits."""
     found: list[tuple[float, _LayerMatcher, list[Step]]] = []
     for mine, theirs in options:
         if mine and theirs:
-            matcher = _LayerMatcher(sketch, list(mine), list(theirs))
+            matcher = _LayerMatcher(work, list(mine), list(theirs))
             steps = pair_in_order(matcher.problem(), matcher.guess())
             found.append((sum(step.score for step in steps), matcher, steps))
     if found:
@@ -239,19 +234,19 @@ def _pair_best(sketch: Sketch, options: Sequence[tuple[Sequence[Layer], Sequence
 
 
 class _LayerMatcher:
-    def __init__(self, sketch: Sketch, mine: list[Layer], theirs: list[Layer]) -> None:
-        self._sketch = sketch
+    def __init__(self, work: Workspace, mine: list[Layer], theirs: list[Layer]) -> None:
+        self._work = work
         self._mine, self._theirs = mine, theirs
-        target, golden = sketch.target, sketch.golden
+        target, golden = work.target, work.golden
         self._units = Units(mine, target.prints), Units(theirs, golden.prints)
         self._share = shared_weights(*self._units)
-        sketch.share = max(sketch.share, self._share)
+        work.share = max(work.share, self._share)
         self.scores = LayerScores(*self._units, self._share)
         self._target_groups = _Groups(mine, target, self._units[1], self._share, mirrored=False)
         self._golden_groups = _Groups(theirs, golden, self._units[0], self._share, mirrored=True)
 
     def problem(self) -> Problem:
-        edges = _edges(self._mine, self._sketch.target), _edges(self._theirs, self._sketch.golden)
+        edges = _edges(self._mine, self._work.target), _edges(self._theirs, self._work.golden)
         return Problem((len(self._mine), len(self._theirs)), self.scores, self._groups, edges)
 
     def _groups(self, starts: Ints, width: int) -> dict[int, list[Group]]:
@@ -274,7 +269,7 @@ class _LayerMatcher:
 
     def crossing(self, steps: list[Step]) -> set[Step]:
         """The fewest steps without which all ran in the same order on both sides."""
-        order = _places(self._sketch.target), _places(self._sketch.golden)
+        order = _places(self._work.target), _places(self._work.golden)
         ran = {
             (order[0][self._mine[step.target[0]].node], order[1][self._theirs[step.golden[0]].node]): step
             for step in steps
@@ -289,25 +284,25 @@ class _LayerMatcher:
         return list(zip(steps, (self.scores.values(rows, columns) >= _EQUAL).tolist(), strict=True))
 
     def link(self, step: Step, rule: str, equal: bool) -> None:
-        sketch = self._sketch
+        work = self._work
         mine, theirs = self._mine[slice(*step.target)], self._theirs[slice(*step.golden)]
-        sketch.best_score = max(sketch.best_score, step.score)
+        work.best_score = max(work.best_score, step.score)
         confidence = step.confidence * sure(step.score)
         if step.score < _LEAST_SCORE:
             return
         if len(mine) == len(theirs) == 1:
             reason = _reason(mine[0], theirs[0], equal)
-            if not sketch.link(Link(mine[0].nodes, theirs[0].nodes, rule, reason, confidence, SAME)):
-                _doubt(sketch, mine[0], theirs[0], confidence)
+            if not work.link(Link(mine[0].nodes, theirs[0].nodes, rule, reason, confidence, SAME)):
+                _doubt(work, mine[0], theirs[0], confidence)
             return
         parts = mine if len(mine) > 1 else theirs
         widths = " + ".join(str(layer.features[1]) for layer in parts if layer.features)
         reason = f"widths {widths} add up, same input width"
         nodes = tuple(layer.node for layer in mine), tuple(layer.node for layer in theirs)
-        if sketch.link(Link(*nodes, FUSED_RULE, reason, confidence, FUSED, -1)):
-            calls = _only_calls(sketch.target, nodes[0]), _only_calls(sketch.golden, nodes[1])
+        if work.link(Link(*nodes, FUSED_RULE, reason, confidence, FUSED, -1)):
+            calls = _only_calls(work.target, nodes[0]), _only_calls(work.golden, nodes[1])
             if calls[0] and calls[1]:
-                sketch.link(Link(*calls, FUSED_RULE, reason, confidence, FUSED, -1))
+                work.link(Link(*calls, FUSED_RULE, reason, confidence, FUSED, -1))
 
 
 def _places(facts: Facts) -> dict[int, int]:
@@ -326,10 +321,10 @@ def _reason(one: Layer, other: Layer, equal: bool) -> str:
     return ", ".join([*reasons, "order"])
 
 
-def _doubt(sketch: Sketch, one: Layer, other: Layer, confidence: float) -> None:
-    names = sketch.target.tree.name[one.node], sketch.golden.tree.name[other.node]
+def _doubt(work: Workspace, one: Layer, other: Layer, confidence: float) -> None:
+    names = work.target.tree.name[one.node], work.golden.tree.name[other.node]
     for side, layer, name in ((0, one, names[1]), (1, other, names[0])):
-        sketch.why[side][layer.node] = f"too doubtful: {name} fits best, with a confidence of {confidence:.2f}"
+        work.why[side][layer.node] = f"too doubtful: {name} fits best, with a confidence of {confidence:.2f}"
 
 
 def _only_calls(facts: Facts, nodes: tuple[int, ...]) -> tuple[int, ...]:
@@ -412,44 +407,38 @@ WHOLE_RULE, STACK_RULE = "as many weights in all", "stacked layers"
 _BY_VALUES, _BY_SIZE = 0.95, 0.85
 
 
-def link_wholes(sketch: Sketch) -> None:
+def link_wholes(work: Workspace) -> None:
     """Link a free layer with a free container where they alone hold weights between the same linked calls."""
-    sides = _Weights(sketch.target, sketch.partner), _Weights(sketch.golden, sketch.back)
-    for node, other in sketch.matched_modules():
+    sides = _Weights(work.target, work.partner), _Weights(work.golden, work.back)
+    for node, other in work.matched_modules():
         units = list(sides[0].units(node)), list(sides[1].units(other))
-        for piece in list(cut(sketch, *units)):
+        for piece in list(cut(work, *units)):
             if len(piece.target) == len(piece.golden) == 1:
-                _link(sketch, sides, piece.target[0], piece.golden[0])
+                _link(work, sides, piece.target[0], piece.golden[0])
             elif 1 in (len(piece.target), len(piece.golden)):
-                _link_stack(sketch, sides, piece)
+                _link_stack(work, sides, piece)
 
 
-def _link(sketch: Sketch, sides: tuple[_Weights, _Weights], one: int, other: int) -> None:
-    target, golden = sketch.target, sketch.golden
+def _link(work: Workspace, sides: tuple[_Weights, _Weights], one: int, other: int) -> None:
+    target, golden = work.target, work.golden
     count = sides[0].count[one]
     if target.is_layer[one] == golden.is_layer[other] or count != sides[1].count[other]:
         return
     rows = (target.input_row(one), golden.input_row(other)), (target.output_row(one), golden.output_row(other))
-    if any(_like_sizes(target.prints.shape(mine), golden.prints.shape(theirs)) < 0 for mine, theirs in rows):
+    if any(like_sizes(target.prints.shape(mine), golden.prints.shape(theirs)) < 0 for mine, theirs in rows):
         return
-    equal = row_values_agree(target.prints, rows[1][0], golden.prints, rows[1][1])
+    equal = work.outputs_agree(one, other)
     reason = f"alone at this place, {count:.0f} weights in all" + (", equal values" if equal else "")
-    sketch.link(Link((one,), (other,), WHOLE_RULE, reason, _BY_VALUES if equal else _BY_SIZE))
+    work.link(Link((one,), (other,), WHOLE_RULE, reason, _BY_VALUES if equal else _BY_SIZE))
 
 
-def _link_stack(sketch: Sketch, sides: tuple[_Weights, _Weights], piece: Piece) -> None:
+def _link_stack(work: Workspace, sides: tuple[_Weights, _Weights], piece: Piece) -> None:
     """Link a module that holds the weights of several networks, stacked, with all layers of these."""
     turned = len(piece.target) > 1
     whole, several = (piece.golden[0], piece.target) if turned else (piece.target[0], piece.golden)
-    held, parted = (sketch.golden, sketch.target) if turned else (sketch.target, sketch.golden)
+    held, parted = (work.golden, work.target) if turned else (work.target, work.golden)
     counts = sides[turned].count[whole], sum(sides[not turned].count[node] for node in several)
-    layers, stack = list[int](), several[::-1]
-    while stack:
-        node = stack.pop()
-        if parted.is_layer[node]:
-            layers.append(node)
-        else:
-            stack.extend(reversed(parted.tree.children[node]))
+    layers = list(parted.tree.opened(several, lambda node: not parted.is_layer[node]))
     if not held.is_layer[whole] or counts[0] != counts[1] or not all(parted.tree.is_module[node] for node in layers):
         return
     rows = [row for node in layers for row in parted.weights[node]]
@@ -457,7 +446,7 @@ def _link_stack(sketch: Sketch, sides: tuple[_Weights, _Weights], piece: Piece) 
     if sum(map(len, stacks.values())) == len(rows):
         reason = f"{len(layers)} layers, stacked: {counts[0]:.0f} weights in all"
         mine, theirs = (tuple(layers), (whole,)) if turned else ((whole,), tuple(layers))
-        sketch.link(Link(mine, theirs, STACK_RULE, reason, _BY_SIZE, FUSED))
+        work.link(Link(mine, theirs, STACK_RULE, reason, _BY_SIZE, FUSED))
 
 
 def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[int]) -> dict[int, tuple[int, ...]]:
@@ -478,7 +467,7 @@ def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[in
             for turned in (True, False)
             for size in range(1, len(free) + 1)
             for chosen in combinations(free, size)
-            if _fills(shape[1:], [(parts.shape(names[name][0]) or ())[:: -1 if turned else 1] for name in chosen])
+            if fill_up([(parts.shape(names[name][0]) or ())[:: -1 if turned else 1] for name in chosen], shape[1:])
         }
         # As they are before transposed; square ones fit in several ways, then only equal values tell.
         ways = {way: turned for way, turned in ways.items() if turned == min(ways.values())}
@@ -487,15 +476,6 @@ def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[in
         if len(ways) == 1:
             found[row] = next(iter(ways))
     return found
-
-
-def _fills(whole: Shape, parts: list[Shape]) -> bool:
-    """Whether parts, side by side along one axis, are as large as the whole."""
-    return all(len(part) == len(whole) for part in parts) and any(
-        sum(part[axis] for part in parts) == size
-        and {part[:axis] + part[axis + 1 :] for part in parts} == {whole[:axis] + whole[axis + 1 :]}
-        for axis, size in enumerate(whole)
-    )
 
 
 def _holds(whole: Prints, row: int, parts: Prints, rows: tuple[int, ...]) -> bool:
@@ -509,30 +489,21 @@ class _Weights:
     def __init__(self, facts: Facts, linked: list[int]) -> None:
         self._facts, self._linked = facts, linked
         tree = facts.tree
-        self.count = [0.0] * len(tree)
-        self._holds_links = [False] * len(tree)
-        for node in reversed(tree.in_order):
+        own, links = [0.0] * len(tree), [int(partner != NONE) for partner in linked]
+        for node in range(len(tree)):
             if facts.is_layer[node]:
-                self.count[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
+                own[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
                 if class_kind(tree.cls[node]) == "attention":
                     # nn.MultiheadAttention never calls its output projection: a third of what it holds for q, k and v.
-                    self.count[node] *= 4 / 3
-            parent = tree.parent[node]
-            if parent != NONE:
-                self.count[parent] += self.count[node]
-                self._holds_links[parent] |= self._holds_links[node] or linked[node] != NONE
+                    own[node] *= 4 / 3
+        self.count = tree.totals(own)
+        self._holds_links = [inside > own for inside, own in zip(tree.totals(links), links, strict=True)]
 
     def units(self, node: int) -> Iterator[int]:
         """What lies inside a module: linked calls, and the outermost free ones that hold weights but no links."""
-        tree = self._facts.tree
-        stack = list(reversed(tree.children[node]))
-        while stack:
-            item = stack.pop()
-            if self._linked[item] != NONE:
-                yield item
-            elif self._holds_links[item]:
-                stack.extend(reversed(tree.children[item]))
-            elif self.count[item]:
+        tree, linked = self._facts.tree, self._linked
+        for item in tree.opened(tree.children[node], lambda item: linked[item] == NONE and self._holds_links[item]):
+            if linked[item] != NONE or self.count[item]:
                 yield item
 
 
@@ -541,12 +512,12 @@ class _Weights:
 ONLY_RULE = "the only layer of its shapes"
 
 
-def link_only_ones(sketch: Sketch) -> None:
+def link_only_ones(work: Workspace) -> None:
     """Link free layers that nesting keeps apart: a table of positions inside the first layer, or beside all of them.
 
     Only where most layers have met: any two models may hold a table of one size.
     """
-    facts, linked = (sketch.target, sketch.golden), (sketch.partner, sketch.back)
+    facts, linked = (work.target, work.golden), (work.partner, work.back)
     sorts: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
     for one, by_sort in zip(facts, sorts, strict=True):
         for node in one.tree.modules:
@@ -559,8 +530,7 @@ def link_only_ones(sketch: Sketch) -> None:
         return
     for sort, nodes in sorts[0].items():
         others = sorts[1].get(sort, [])
-        if len(nodes) == len(others) == 1 and sketch.partner[nodes[0]] == sketch.back[others[0]] == NONE:
-            rows = facts[0].output_row(nodes[0]), facts[1].output_row(others[0])
-            equal = row_values_agree(facts[0].prints, rows[0], facts[1].prints, rows[1])
+        if len(nodes) == len(others) == 1 and work.partner[nodes[0]] == work.back[others[0]] == NONE:
+            equal = work.outputs_agree(nodes[0], others[0])
             reason = "no other holds weights like these" + (", equal values" if equal else "")
-            sketch.link(Link((nodes[0],), (others[0],), ONLY_RULE, reason, _BY_VALUES if equal else _BY_SIZE))
+            work.link(Link((nodes[0],), (others[0],), ONLY_RULE, reason, _BY_VALUES if equal else _BY_SIZE))

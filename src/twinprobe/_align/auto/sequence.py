@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -372,7 +372,6 @@ def rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 _Keys = Sequence[Hashable]
 MOST = 0.5
-_STEPS = 25  # buckets of a norm, for each factor of e: wider than what rounding moves
 
 
 def guess_by_keys(mine: _Keys, theirs: _Keys, least: float = 0.0) -> list[tuple[int, int]]:
@@ -393,17 +392,11 @@ def guess_by_keys(mine: _Keys, theirs: _Keys, least: float = 0.0) -> list[tuple[
 
 def guess_by_values(target: Facts, mine: Sequence[int], golden: Facts, theirs: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of places in two lists of calls whose results look alike."""
-    return guess_by_keys(_value_keys(target, mine), _value_keys(golden, theirs), MOST)
-
-
-def _value_keys(facts: Facts, nodes: Iterable[int]) -> list[Hashable]:
-    """The size and the rough norm of what each call gives; None where they say nothing."""
-    found: list[Hashable] = []
-    for node in nodes:
-        row = facts.output_row(node)
-        known = facts.prints.listed[row] if row != NONE else None
-        found.append((known[4], int(_STEPS * np.log(known[3]))) if known else None)
-    return found
+    keys = [
+        [facts.prints.rough(facts.output_row(node)) for node in nodes]
+        for facts, nodes in ((target, mine), (golden, theirs))
+    ]
+    return guess_by_keys(keys[0], keys[1], MOST)
 
 
 def _places(keys: _Keys) -> dict[Hashable, list[int]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from math import prod
+from typing import TypeVar
 
 from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.auto.words import (
@@ -29,6 +31,7 @@ from twinprobe._runs.names import CONTAINERS, FORWARD
 from twinprobe._runs.table import INPUT
 
 ROOT = 0
+Number = TypeVar("Number", int, float)
 
 
 @dataclass
@@ -64,6 +67,24 @@ class CallTree:
             node = stack.pop()
             found.append(node)
             stack.extend(reversed(self.children[node]))
+        return found
+
+    def opened(self, nodes: Sequence[int], opens: Callable[[int], bool]) -> Iterator[int]:
+        """These nodes in their order; in place of each one that is to be opened, what lies directly inside it."""
+        stack = list(reversed(nodes))
+        while stack:
+            node = stack.pop()
+            if opens(node):
+                stack.extend(reversed(self.children[node]))
+            else:
+                yield node
+
+    def totals(self, own: list[Number]) -> list[Number]:
+        """For each node the sum over itself and all that lies inside it."""
+        found = own.copy()
+        for node in reversed(self.in_order):
+            if node != ROOT:
+                found[self.parent[node]] += found[node]
         return found
 
     @cached_property
@@ -305,14 +326,8 @@ class Facts:
 
     def _branch(self, layer: Layer) -> tuple[int, object]:
         """Equal for linear layers of one module that read the same tensor."""
-        tree, prints, row = self.tree, self.prints, layer.input_row
-        if layer.kind != LINEAR or row == NONE:
-            return layer.node, None
-        if prints.digest[row] is not None:
-            return -1 - tree.parent[layer.node], prints.digest[row]
-        if not prints.telling[row]:
-            return layer.node, None
-        return -1 - tree.parent[layer.node], (prints.shape_text[row], *prints.stats[row].tolist())
+        read = self.prints.tensor(layer.input_row) if layer.kind == LINEAR else None
+        return (layer.node if read is None else -1 - self.tree.parent[layer.node]), read
 
     def _layer(self, node: int) -> Layer:
         tree, prints = self.tree, self.prints

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from twinprobe._align.auto.alignment import FUSED, SAME
+from twinprobe._align.auto.alignment import FUSED, Relation
+from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.tree import ROOT, Facts, Layer
 from twinprobe._align.auto.words import LINEAR
 from twinprobe._align.links import NONE
@@ -19,21 +19,10 @@ ACCEPTED = 0.55
 GIVEN = "given"  # the rule of links that were there before
 
 
-@dataclass(slots=True)
-class Link:
-    """Nodes that belong together, as a rule has found."""
-
-    target: tuple[int, ...]
-    golden: tuple[int, ...]
-    rule: str
-    reason: str
-    confidence: float
-    kind: str = SAME
-    axis: int | None = None
-    inside: str = ""
+Link = Relation[int]
 
 
-class Sketch:
+class Workspace:
     """Two runs and the links between their nodes. The runs themselves (the roots) belong together."""
 
     def __init__(self, target: Facts, golden: Facts) -> None:
@@ -64,7 +53,7 @@ class Sketch:
         for node in link.golden:
             self.back[node] = link.target[place]
         self.links.append(link)
-        if len(link.target) != 1 or len(link.golden) != 1:
+        if not link.one_to_one:
             self._in_parts.update(link.target)
         return True
 
@@ -76,6 +65,11 @@ class Sketch:
             linked[ROOT + 1 :] = [NONE] * (len(linked) - 1)
         for link in self.links:
             self.partner[link.target[0]], self.back[link.golden[0]] = link.golden[0], link.target[0]
+
+    def outputs_agree(self, node: int, other: int) -> bool | None:
+        """Whether what two calls give first is the same as far as statistics tell; None where they do not tell."""
+        rows = self.target.output_row(node), self.golden.output_row(other)
+        return row_values_agree(self.target.prints, rows[0], self.golden.prints, rows[1])
 
     def matched_modules(self) -> list[tuple[int, int]]:
         """All pairs of single modules, the runs themselves first, outer ones before inner ones."""
@@ -103,29 +97,29 @@ class Piece(NamedTuple):
     golden: list[int]
 
 
-def pieces(sketch: Sketch, node: int, other: int, *, opened: bool = False) -> Iterator[Piece]:
+def pieces(work: Workspace, node: int, other: int, *, opened: bool = False) -> Iterator[Piece]:
     """The free calls inside two linked modules, cut at what is linked inside both.
 
     Modules that enclose other modules are looked through. With ``opened``, so are free modules without inner modules:
     what they call then counts as called where they stand.
     """
-    mine = list(_items(sketch.target, node, sketch.partner, opened=opened))
-    theirs = list(_items(sketch.golden, other, sketch.back, opened=opened))
-    return cut(sketch, mine, theirs)
+    mine = list(_items(work.target, node, work.partner, opened=opened))
+    theirs = list(_items(work.golden, other, work.back, opened=opened))
+    return cut(work, mine, theirs)
 
 
-def cut(sketch: Sketch, mine: list[int], theirs: list[int]) -> Iterator[Piece]:
+def cut(work: Workspace, mine: list[int], theirs: list[int]) -> Iterator[Piece]:
     """The free ones of two lists of calls, cut at those that are linked with one another."""
-    places = {item: at for at, item in enumerate(theirs) if sketch.back[item] != NONE}
+    places = {item: at for at, item in enumerate(theirs) if work.back[item] != NONE}
     cuts = []
     for at, item in enumerate(mine):
-        other_item = sketch.partner[item]
-        if other_item in places and sketch.back[other_item] == item:
+        other_item = work.partner[item]
+        if other_item in places and work.back[other_item] == item:
             cuts.append((at, places[other_item]))
     begin = (-1, -1)
     for cut in [*_uncrossed(cuts), (len(mine), len(theirs))]:
-        target = [item for item in mine[begin[0] + 1 : cut[0]] if sketch.partner[item] == NONE]
-        golden = [item for item in theirs[begin[1] + 1 : cut[1]] if sketch.back[item] == NONE]
+        target = [item for item in mine[begin[0] + 1 : cut[0]] if work.partner[item] == NONE]
+        golden = [item for item in theirs[begin[1] + 1 : cut[1]] if work.back[item] == NONE]
         if target and golden:
             yield Piece(target, golden)
         begin = cut
@@ -144,16 +138,15 @@ def _uncrossed(cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _items(facts: Facts, node: int, linked: list[int], *, opened: bool) -> Iterator[int]:
     tree = facts.tree
-    stack = list(reversed(tree.children[node]))
-    while stack:
-        item = stack.pop()
-        if linked[item] != NONE or not tree.is_module[item]:
-            yield item
-        elif facts.is_layer[item]:
-            continue  # an unmatched layer leaves the calls inside it unmatched
-        elif (opened and tree.children[item]) or tree.module_children(item):
-            stack.extend(reversed(tree.children[item]))
-        else:
+
+    def opens(item: int) -> bool:
+        if linked[item] != NONE or not tree.is_module[item] or facts.is_layer[item]:
+            return False
+        return bool((opened and tree.children[item]) or tree.module_children(item))
+
+    for item in tree.opened(tree.children[node], opens):
+        # An unmatched layer leaves the calls inside it unmatched.
+        if linked[item] != NONE or not tree.is_module[item] or not facts.is_layer[item]:
             yield item
 
 
@@ -162,16 +155,6 @@ def _items(facts: Facts, node: int, linked: list[int], *, opened: bool) -> Itera
 # A branch begins where a part of a module reads a tensor that an earlier part has read; all branches end where a call
 # takes what an earlier one gave. Which of them runs first is the writer's taste, so they are put in the order of
 # their sizes, which do not depend on names, on splitting or on how a weight is stored.
-
-
-def tensor(facts: Facts, row: int) -> object:
-    """What tells one tensor of a run from another: within one run, equal statistics are equal to the last bit."""
-    if row == NONE:
-        return None
-    prints = facts.prints
-    if prints.digest[row] is not None:
-        return prints.digest[row]
-    return (prints.shape_text[row], *prints.stats[row].tolist()) if prints.telling[row] else None
 
 
 def by_branch_size(facts: Facts) -> list[Layer] | None:
@@ -184,12 +167,10 @@ class _Arranger:
         self._facts = facts
         self._tree = facts.tree
         self._layer = {layer.node: layer for layer in facts.layers}
-        self._size = [0.0] * len(facts.tree)  # elements of all weights inside
+        own = [0.0] * len(facts.tree)
         for layer in facts.layers:
-            self._size[layer.node] = sum(float(facts.prints.numel[row]) for row in facts.weights[layer.node])
-        for node in reversed(self._tree.in_order):
-            if node != ROOT:
-                self._size[self._tree.parent[node]] += self._size[node]
+            own[layer.node] = sum(float(facts.prints.numel[row]) for row in facts.weights[layer.node])
+        self._size = self._tree.totals(own)  # elements of all weights inside
 
     def layers(self) -> list[Layer] | None:
         """The layers in their new order."""
@@ -218,7 +199,7 @@ class _Arranger:
         """The parts of a module with its branches in order of size; None where it has none, or all are in order."""
         children = self._tree.children[node]
         parts = [at for at, child in enumerate(children) if self._size[child]]
-        reads = [tensor(self._facts, self._facts.input_row(children[at])) for at in parts]
+        reads = [self._facts.prints.tensor(self._facts.input_row(children[at])) for at in parts]
         starts = _first_fork(reads)
         if not starts or all(self._is_linear(children[parts[at]]) for at in starts):
             return None
@@ -236,10 +217,10 @@ class _Arranger:
 
     def _join(self, children: list[int], first: int, last: int) -> int:
         """The place of the call, after the last branch began, that takes what an earlier branch gave."""
-        given = {tensor(self._facts, self._facts.output_row(child)) for child in children[first:last]} - {None}
+        given = {self._facts.prints.tensor(self._facts.output_row(child)) for child in children[first:last]} - {None}
         for at in range(last + 1, len(children)):
             rows = self._facts.prints.rows(self._tree.op[children[at]], INPUT)
-            if not self._size[children[at]] and any(tensor(self._facts, row) in given for row in rows):
+            if not self._size[children[at]] and any(self._facts.prints.tensor(row) in given for row in rows):
                 return at
         return len(children)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -148,10 +149,9 @@ def user_apis(board: Board, file: ApiFile) -> UserApis:
         for side, known, name, run in ((left, names[0], entry.left, "MindSpore"), (right, names[1], entry.right, "")):
             if name not in side.heads:
                 missing = True
-                where = run if board.across_frameworks and run else _run_name(board, side)
-                kind = "an API that was not recorded"
-                hint = known.hint(name) if remarks.wants(kind) else ""
-                remarks.add(entry.line, f"{name} was not recorded in the {where} run{hint}", kind)
+                where = run if board.across_frameworks and run else "target" if side is board.target else "golden"
+                text = f"{name} was not recorded in the {where} run"
+                remarks.add(entry.line, text, "an API that was not recorded", partial(known.hint, name))
         if missing:
             continue
         mine[entry.left] = entry.right
@@ -161,10 +161,6 @@ def user_apis(board: Board, file: ApiFile) -> UserApis:
             board.arguments[pair] = index_map
     board.notes.extend(remarks.texts())
     return users
-
-
-def _run_name(board: Board, side: Side) -> str:
-    return "target" if side is board.target else "golden"
 
 
 def _sides(board: Board, file: ApiFile) -> tuple[Side, Side, bool]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from twinprobe._align.calls import Head, Side
 from twinprobe._align.links import NONE, Board
-from twinprobe._align.mapping.yaml_files import Line, Names, Remarks, read_flat
+from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
 
 # How the lines of a cell mapping file turn a cell's name into a module's.
 
@@ -93,20 +93,12 @@ _TRIED = 1000
 MAPPED, SAME, CELL, PATH = "cell mapping", "name", "cell to module", "cell path"
 
 
-@dataclass
-class CellFile:
-    """The lines of a cell mapping file."""
-
-    path: Path
-    lines: list[Line]
-
-
-def read_cell_file(path: Path) -> CellFile:
+def read_cell_file(path: Path) -> FlatFile:
     """Read ``{path}.{class}: {path}.{class}`` or ``{string}: {string}`` lines."""
-    return CellFile(path, read_flat(path, "write one 'cell: module' pair per line"))
+    return FlatFile(path, read_flat(path, "write one 'cell: module' pair per line"))
 
 
-def link_cells(board: Board, file: CellFile | None = None) -> None:
+def link_cells(board: Board, file: FlatFile | None = None) -> None:
     """Link cells with modules: by the file first, then by equal path and class, then by equal path."""
     if file is not None:
         _link_by_file(board, file)
@@ -143,11 +135,11 @@ def _by_path(heads: list[Head]) -> dict[str, list[Head]]:
     return paths
 
 
-def _link_by_file(board: Board, file: CellFile) -> None:
+def _link_by_file(board: Board, file: FlatFile) -> None:
     remarks = Remarks(file.path)
     mirrored = _score(board.golden, board.target, file) > _score(board.target, board.golden, file)
     if mirrored:
-        remarks.whole_file("its left side names the golden run, so the file is used mirrored")
+        remarks.whole_file(MIRRORED)
     left, right = (board.golden, board.target) if mirrored else (board.target, board.golden)
     known = {head.whole: head for head in right.modules}
     by_path = _by_path(right.modules)
@@ -170,7 +162,7 @@ def _link_by_file(board: Board, file: CellFile) -> None:
     board.notes.extend(remarks.texts())
 
 
-def _score(left: Side, right: Side, file: CellFile) -> int:
+def _score(left: Side, right: Side, file: FlatFile) -> int:
     """How many of the file's lines fit the two runs in this direction."""
     mine, theirs = _Text(left), _Text(right)
     return sum(line.left in mine and line.right in theirs for line in file.lines[:_TRIED])
@@ -187,19 +179,17 @@ class _Text:
         return text in self._names or text in self._joined
 
 
-def _remark(remarks: Remarks, names: CellNames, file: CellFile, left: Side, right: Side) -> None:
+def _remark(remarks: Remarks, names: CellNames, file: FlatFile, left: Side, right: Side) -> None:
     """Say which lines did nothing, which lead nowhere, and which hit inside a word."""
     theirs = _Text(right)
     mine, known = Names(_words(left)), Names(_words(right))
     for line in file.lines:
         if line not in names.hits:
-            kind = "keys that match no cell"
-            hint = mine.hint(line.left) if remarks.wants(kind) else ""
-            remarks.add(line.number, f"{line.left!r} matches no cell{hint}", kind)
+            text = f"{line.left!r} matches no cell"
+            remarks.add(line.number, text, "keys that match no cell", partial(mine.hint, line.left))
         elif line.right not in theirs:
-            kind = "values that exist nowhere"
-            hint = known.hint(line.right) if remarks.wants(kind) else ""
-            remarks.add(line.number, f"{line.right!r} occurs in no module of the other run{hint}", kind)
+            text = f"{line.right!r} occurs in no module of the other run"
+            remarks.add(line.number, text, "values that exist nowhere", partial(known.hint, line.right))
         if line in names.inside:
             text = f"{line.left!r} is only part of a word in {names.inside[line]!r}, and was replaced there"
             remarks.add(line.number, text, "strings inside a word")

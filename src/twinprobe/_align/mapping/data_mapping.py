@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from twinprobe._align.calls import Side
 from twinprobe._align.links import NONE, Board, Pairs
-from twinprobe._align.mapping.yaml_files import Line, Names, Remarks, read_flat
+from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
 from twinprobe._align.rows import DATA_RULE
 from twinprobe._runs.run import Run
 from twinprobe._runs.whole_files import write_whole
@@ -21,20 +21,12 @@ _TRIED = 2000
 _EXTENSIONS = (".npy", ".pt")
 
 
-@dataclass
-class DataFile:
-    """The lines of a data mapping file."""
-
-    path: Path
-    lines: list[Line]
-
-
-def read_data_file(path: Path) -> DataFile:
+def read_data_file(path: Path) -> FlatFile:
     """Read ``{row name}: {row name}`` lines."""
-    return DataFile(path, read_flat(path, "write one 'target value: golden value' pair per line"))
+    return FlatFile(path, read_flat(path, "write one 'target value: golden value' pair per line"))
 
 
-def link_data(board: Board, file: DataFile) -> None:
+def link_data(board: Board, file: FlatFile) -> None:
     """Claim the rows that the file names; a line may also name two whole calls."""
     remarks = Remarks(file.path)
     mine, theirs = _Lookup(board.target), _Lookup(board.golden)
@@ -43,7 +35,7 @@ def link_data(board: Board, file: DataFile) -> None:
     swapped = sum(theirs.knows(line.left) and mine.knows(line.right) for line in some)
     mirrored = swapped > as_written
     if mirrored:
-        remarks.whole_file("its left side names the golden run, so the file is used mirrored")
+        remarks.whole_file(MIRRORED)
     left, right = (theirs, mine) if mirrored else (mine, theirs)
     used: dict[int, int] = {}
     for line in file.lines:
@@ -82,8 +74,8 @@ def _claim(
 
 
 def _nothing(remarks: Remarks, line: Line, name: str, lookup: _Lookup, kind: str) -> None:
-    hint = lookup.names.hint(name) if remarks.wants(kind) else ""
-    remarks.add(line.number, f"{name!r} was not recorded in {lookup.side.run.path}{hint}", kind)
+    text = f"{name!r} was not recorded in {lookup.side.run.path}"
+    remarks.add(line.number, text, kind, partial(lookup.names.hint, name))
 
 
 class _Lookup:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
-from twinprobe._align.calls import Head, Side
+from twinprobe._align.calls import Head, Side, renumbered
 from twinprobe._align.links import NONE, Board
 from twinprobe._align.mapping.api_names import family, family_written, torch_name
 from twinprobe._align.mapping.layer_tree import (
@@ -15,10 +17,9 @@ from twinprobe._align.mapping.layer_tree import (
     LayerRule,
     ModuleTree,
     Translator,
-    renumber,
     stage_offsets,
 )
-from twinprobe._align.mapping.yaml_files import Names, Remarks
+from twinprobe._align.mapping.yaml_files import MIRRORED, Names, Remarks
 from twinprobe._runs.names import BACKWARD, FORWARD
 
 # Which function of the framework an API was called from, between the module around it and the call.
@@ -85,7 +86,7 @@ def link_layers(board: Board, file: LayerFile) -> None:
     trees = ModuleTree(board.target), ModuleTree(board.golden)
     mirrored = _fits(file, trees[1], trees[0]) > _fits(file, trees[0], trees[1])
     if mirrored:
-        remarks.whole_file("its left side names the golden run, so the file is used mirrored")
+        remarks.whole_file(MIRRORED)
     left, right = (trees[1], trees[0]) if mirrored else trees
     linker = _Linker(board, file, left, right, mirrored)
     linker.link_modules(remarks)
@@ -121,40 +122,34 @@ class _Linker:
                 remarks.whole_file(note)
         known: dict[str, list[Head]] = defaultdict(list)
         for head in self._right.side.modules:
-            known[renumber(head.body, self._offsets[1])].append(head)
+            known[renumbered(head.body, self._offsets[1])].append(head)
         used: dict[str, str] = {}
         for head in self._left.side.modules:
             path = self.translator.path(head.body)
-            others = known.get(renumber(path, self._offsets[0]))
+            others = known.get(renumbered(path, self._offsets[0]))
             if not others:
                 continue
             other = next((other for other in others if other.cls == head.cls), others[0])
             if used.setdefault(other.name, head.body) != head.body:
                 remarks.whole_file(f"{head.body} meets {other.body}, which {used[other.name]} has met before")
                 continue
-            self._link_heads(head, other)
+            self._board.link_heads(*((other, head) if self._mirrored else (head, other)), RULE)
 
     def link_apis(self, direction: str) -> None:
         """Queue the free API calls of either run by their place; the n-th meets the n-th."""
-        if not (self._left.side.has_hierarchy and self._right.side.has_hierarchy):
+        sides = self._left.side, self._right.side
+        if not all(side.has_hierarchy for side in sides):
             return
-        left, right = self._left.side, self._right.side
-        with_stacks = bool(left.run.stacks.of_op) and bool(right.run.stacks.of_op)
-        mine = _Places(
-            self._board, self._left, is_golden=self._mirrored, stacks=StackScopes(left) if with_stacks else None,
-            path_words=self._left_path, name_words=self._left_words,
-        )  # fmt: skip
-        theirs = _Places(
-            self._board, self._right, is_golden=not self._mirrored, stacks=StackScopes(right) if with_stacks else None,
-            path_words=self._right_path, name_words=self._right_words,
-        )  # fmt: skip
-        queues: dict[_Place, list[int]] = {}
+        stacks = [StackScopes(side) for side in sides] if all(side.run.stacks.of_op for side in sides) else [None, None]
+        mine = _Places(self._board, self._left, self._mirrored, stacks[0], self._left_path, self._left_words)
+        theirs = _Places(self._board, self._right, not self._mirrored, stacks[1], self._right_path, self._right_words)
+        queues: dict[_Place, list[int]] = defaultdict(list)
         for op, place in mine.places(direction):
-            queues.setdefault(place, []).append(op)
-        others: dict[_Place, list[int]] = {}
+            queues[place].append(op)
+        others: dict[_Place, list[int]] = defaultdict(list)
         for op, place in theirs.places(direction):
             if place in queues:
-                others.setdefault(place, []).append(op)
+                others[place].append(op)
         for place, calls in others.items():
             self._link_queue(queues[place], calls)
 
@@ -180,9 +175,6 @@ class _Linker:
         for op, other in self._board.in_order(target, golden):
             self._board.link(op, other, RULE)
 
-    def _link_heads(self, left: Head, right: Head) -> None:
-        self._board.link_heads(*((right, left) if self._mirrored else (left, right)), RULE)
-
     def _left_words(self, layer: str, names: list[str], head: Head) -> tuple[str, str]:
         """The function and the API's family in the right run's words."""
         found = self.translator.inside(layer, names)
@@ -197,39 +189,29 @@ class _Linker:
 
     def _left_path(self, path: str) -> tuple[str, str]:
         """A path in the right run's words, and the layer whose rules hold inside it."""
-        return renumber(self.translator.path(path), self._offsets[0]), self.translator.layer(path)
+        return renumbered(self.translator.path(path), self._offsets[0]), self.translator.layer(path)
 
     def _right_path(self, path: str) -> tuple[str, str]:
-        return renumber(path, self._offsets[1]), ""
+        return renumbered(path, self._offsets[1]), ""
 
 
 _Place = tuple[int | str, str, str]  # the module around (as a linked op, else its path), the function, the API's family
 
 
+@dataclass
 class _Places:
     """Where each free API call of a run stands, in words that both runs share."""
 
-    def __init__(
-        self,
-        board: Board,
-        tree: ModuleTree,
-        *,
-        is_golden: bool,
-        stacks: StackScopes | None,
-        path_words: Callable[[str], tuple[str, str]],
-        name_words: Callable[[str, list[str], Head], tuple[str, str]],
-    ) -> None:
-        self._board = board
-        self._tree = tree
-        self._side: Side = tree.side
-        self._is_golden = is_golden
-        self._stacks = stacks
-        self._path_words = path_words
-        self._name_words = name_words
+    _board: Board
+    _tree: ModuleTree
+    _is_golden: bool
+    _stacks: StackScopes | None
+    _path_words: Callable[[str], tuple[str, str]]
+    _name_words: Callable[[str, list[str], Head], tuple[str, str]]
 
     def places(self, direction: str) -> Iterator[tuple[int, _Place]]:
         """Op and place of all free API calls, in order of appearance."""
-        side, stacks = self._side, self._stacks
+        side, stacks = self._tree.side, self._stacks
         parents, ops, heads = side.run.parents, side.ops, side.head_of
         around: dict[str | None, tuple[int | str, str]] = {}
         words: dict[tuple[str, str, str], tuple[str, str]] = {}
@@ -250,7 +232,7 @@ class _Places:
     def _around(self, parent: str | None) -> tuple[int | str, str]:
         """The module call around, as the target's op number where it is linked, so that repeated calls stay apart."""
         path, layer = self._path_words(self._tree.path_of(parent) if parent else "")
-        number = self._side.number_of.get(parent or "", NONE)
+        number = self._tree.side.number_of.get(parent or "", NONE)
         if number == NONE:
             return path, layer
         link = (self._board.back if self._is_golden else self._board.partner)[number]
@@ -267,24 +249,24 @@ def _remark(remarks: Remarks, file: LayerFile, translator: Translator, left: Mod
         if cls not in classes:
             theirs = cls in right.classes.values()
             why = "; it is a class of the other run, the class of this one is needed" if theirs else ""
-            line = file.class_lines[cls]
-            hint = known_classes.hint(cls) if remarks.wants("unknown classes") else ""
-            remarks.add(line, f"no layer of class {cls} was recorded{why}{hint}", "unknown classes")
+            text = f"no layer of class {cls} was recorded{why}"
+            remarks.add(file.class_lines[cls], text, "unknown classes", partial(known_classes.hint, cls))
             continue
         for rule in rules:
             if rule not in translator.applied:
-                kind, name = "keys that matched nothing", ".".join(rule.left)
-                hint = Names(_children(left, cls, len(rule.left))).hint(name) if remarks.wants(kind) else ""
-                remarks.add(rule.line, f"{name!r} matched nothing inside {cls}{hint}", kind)
+                name = ".".join(rule.left)
+                hint = partial(_hint_inside, left, cls, rule)
+                remarks.add(rule.line, f"{name!r} matched nothing inside {cls}", "keys that matched nothing", hint)
     _remark_values(remarks, translator, right)
 
 
 def _remark_values(remarks: Remarks, translator: Translator, right: ModuleTree) -> None:
     """Values that lead nowhere, from the top down: what lies below one that went astray is not remarked on."""
+    apis = {head.body for head in right.side.apis}
     nowhere = {
         places[0]: rule
         for rule, places in translator.applied.items()
-        if not any(place in right.prefixes for place in places) and not _is_api(rule, right.side)
+        if not any(place in right.prefixes for place in places) and rule.right[-1] not in apis
     }
     astray: list[str] = []
     for place in sorted(nowhere, key=len):
@@ -292,28 +274,22 @@ def _remark_values(remarks: Remarks, translator: Translator, right: ModuleTree) 
             continue
         astray.append(place)
         rule = nowhere[place]
-        kind, name = "values that exist nowhere", ".".join(rule.right)
+        name = ".".join(rule.right)
         parent = place.removesuffix(name).rstrip(".")
-        known = _below(right, parent, len(rule.right)) or right.words
-        hint = Names(known).hint(name) if remarks.wants(kind) else ""
-        remarks.add(rule.line, f"{name!r} does not exist in the other run (as {place}){hint}", kind)
+        known = Names(_below(right, parent, len(rule.right)) or right.words)
+        text = f"{name!r} does not exist in the other run (as {place})"
+        remarks.add(rule.line, text, "values that exist nowhere", partial(known.hint, name))
 
 
-def _is_api(rule: LayerRule, side: Side) -> bool:
-    return any(head.body == rule.right[-1] for head in side.apis)
-
-
-def _children(tree: ModuleTree, cls: str, depth: int) -> list[str]:
-    """What lies inside the first layers of a class; they are all alike."""
+def _hint_inside(tree: ModuleTree, cls: str, rule: LayerRule) -> str:
+    """The name nearest to a rule's, of what lies inside the first layers of its class; they are all alike."""
     parents = [""] if cls == TOP else [path for path in sorted(tree.prefixes - {""}) if tree.layer_name(path) == cls]
-    return list(dict.fromkeys(child for parent in parents[:3] for child in _below(tree, parent, depth)))
+    return Names(child for parent in parents[:3] for child in _below(tree, parent, len(rule.left))).hint(
+        ".".join(rule.left)
+    )
 
 
 def _below(tree: ModuleTree, parent: str, depth: int) -> list[str]:
     start = parent + "." if parent else ""
-    return [path[len(start) :] for path in tree.prefixes if path.startswith(start) and _depth(path, start) == depth]
-
-
-def _depth(path: str, start: str) -> int:
-    rest = path[len(start) :]
-    return rest.count(".") + 1 if rest else 0
+    inside = (path[len(start) :] for path in tree.prefixes if path.startswith(start))
+    return [path for path in inside if path and path.count(".") + 1 == depth]

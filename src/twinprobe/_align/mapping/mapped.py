@@ -18,10 +18,11 @@ from twinprobe._align.calls import Head, Side, split
 from twinprobe._align.links import Board, Pairs, link_equal_names, names_meet, needs_help
 from twinprobe._align.mapping.api_mapping import ApiFile, link_apis, read_api_file
 from twinprobe._align.mapping.api_names import torch_name
-from twinprobe._align.mapping.cell_mapping import CellFile, link_cells, read_cell_file
-from twinprobe._align.mapping.data_mapping import DataFile, link_data, read_data_file, write_data_mapping
+from twinprobe._align.mapping.cell_mapping import link_cells, read_cell_file
+from twinprobe._align.mapping.data_mapping import link_data, read_data_file, write_data_mapping
 from twinprobe._align.mapping.layer_mapping import link_layers
 from twinprobe._align.mapping.layer_tree import LayerFile, read_layer_file
+from twinprobe._align.mapping.yaml_files import FlatFile
 from twinprobe._align.matcher import MappingOptions
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import pairs_of
@@ -86,9 +87,9 @@ class MappedMatcher:
     """A matcher with its files already read; it can travel to worker processes."""
 
     options: MappingOptions
-    data: DataFile | None
+    data: FlatFile | None
     layer: LayerFile | None
-    cell: CellFile | None
+    cell: FlatFile | None
     api: ApiFile | None
     alignment: Alignment | None = None
 

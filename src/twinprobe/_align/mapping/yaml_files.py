@@ -6,7 +6,7 @@ import codecs
 import io
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,6 +90,13 @@ class Line(NamedTuple):
     left: str
     right: str
     number: int
+
+
+class FlatFile(NamedTuple):
+    """A mapping file of such lines."""
+
+    path: Path
+    lines: list[Line]
 
 
 def flat_lines(path: Path, node: Node, what: str) -> list[Line]:
@@ -307,6 +314,7 @@ class _Builder:
 # Warnings about a mapping file: each names its line; a file full of mistakes does not flood the screen.
 
 _SHOWN = 20
+MIRRORED = "its left side names the golden run, so the file is used mirrored"
 
 
 class Remarks:
@@ -317,15 +325,11 @@ class Remarks:
         self._kinds: dict[str, int] = {}
         self._texts: list[str] = []
 
-    def add(self, line: int, text: str, kind: str = "") -> None:
-        """Remember a warning; from the 21st of a kind on they are only counted."""
+    def add(self, line: int, text: str, kind: str = "", hint: Callable[[], str] | None = None) -> None:
+        """Remember a warning; from the 21st of a kind on they are only counted, and no costly hint is looked for."""
         seen = self._kinds[kind] = self._kinds.get(kind, 0) + 1
         if seen <= _SHOWN:
-            self._texts.append(f"{at(self._path, line)}: {text}")
-
-    def wants(self, kind: str) -> bool:
-        """Whether another warning of this kind would still be shown, and a costly hint is worth its time."""
-        return self._kinds.get(kind, 0) < _SHOWN
+            self._texts.append(f"{at(self._path, line)}: {text}{hint() if hint is not None else ''}")
 
     def whole_file(self, text: str) -> None:
         """Remember a remark on the file as a whole."""

@@ -6,16 +6,14 @@ that the comparison knows of this package.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from twinprobe._align.ops.links import Link, Region, Scores, Spot
+from twinprobe._align.ops.links import Link, Region, Scores
 from twinprobe._align.ops.regions import Regions, ShapesOf, regions
 from twinprobe._align.ops.table import OperatorTable
 from twinprobe._runs.llm.tree import OpNode
 
 # The links of a whole model, layer by layer: layers that are built alike are matched once.
-
-Template = list[tuple[tuple[tuple[int, str, int], ...], tuple[tuple[int, str, int], ...], str]]
 
 
 class Linker:
@@ -25,7 +23,9 @@ class Linker:
         self._shapes = (target_shapes, golden_shapes)
         self._scores = scores
         self._table = table
-        self._templates: dict[object, Template] = {}
+        self._known: dict[
+            object, tuple[tuple[list[OpNode], list[OpNode]], list[Link]]
+        ] = {}  # by what layers are made of
         self.links: list[Link] = []
 
     def region(self, target: list[OpNode], golden: list[OpNode], around: tuple[list[OpNode], list[OpNode]]) -> None:
@@ -38,43 +38,34 @@ class Linker:
 
     def layer(self, target: OpNode, golden: OpNode) -> None:
         """Match one layer with its counterpart."""
-        nodes, others = list(target.walk()), list(golden.walk())
+        nodes = list(target.walk()), list(golden.walk())
         kind = (_build(target), _build(golden))
-        template = self._templates.get(kind)
-        if template is None:
-            links = Region(self._shapes, self._scores, self._table).match(
-                target.children, golden.children, (target, golden)
+        if kind in self._known:
+            first, links = self._known[kind]
+            here, there = (
+                {id(node): now for node, now in zip(*side, strict=True)} for side in zip(first, nodes, strict=True)
             )
-            self.links += links
+            links = [_moved(link, here, there) for link in links]
+        else:
+            region = Region(self._shapes, self._scores, self._table)
+            links = region.match(target.children, golden.children, (target, golden))
             if links:
-                self._templates[kind] = _template(links, nodes, others)
-            return
-        for mine, theirs, rule in template:
-            self.links.append(
-                Link(
-                    tuple(Spot(nodes[node], io, at) for node, io, at in mine),
-                    tuple(Spot(others[node], io, at) for node, io, at in theirs),
-                    rule,
-                )
-            )
+                self._known[kind] = nodes, links
+        self.links += links
+
+
+def _moved(link: Link, target: dict[int, OpNode], golden: dict[int, OpNode]) -> Link:
+    """The same link between the operators of another layer that is built alike."""
+    return Link(
+        tuple(replace(spot, node=target[id(spot.node)]) for spot in link.target),
+        tuple(replace(spot, node=golden[id(spot.node)]) for spot in link.golden),
+        link.rule,
+    )
 
 
 def _build(layer: OpNode) -> tuple[object, ...]:
     """What a layer is made of; which of its operators were called counts too."""
     return tuple((node.op_type, len(node.children), node.called) for node in layer.walk())
-
-
-def _template(links: list[Link], nodes: list[OpNode], others: list[OpNode]) -> Template:
-    mine = {id(node): at for at, node in enumerate(nodes)}
-    theirs = {id(node): at for at, node in enumerate(others)}
-    return [
-        (
-            tuple((mine[id(spot.node)], spot.io, spot.at) for spot in link.target),
-            tuple((theirs[id(spot.node)], spot.io, spot.at) for spot in link.golden),
-            link.rule,
-        )
-        for link in links
-    ]
 
 
 # Names meet where at least one operator in twenty of the smaller side has its like.

@@ -11,10 +11,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
-from twinprobe._align.mapping.layer_tree import Flow, in_call_order
 from twinprobe._align.ops.links import Spot
 from twinprobe._align.ops.operators import Side, match_operators
-from twinprobe._align.ops.regions import Shapes, regions
+from twinprobe._align.ops.regions import Flow, Shapes, in_call_order, regions
 from twinprobe._align.ops.table import OperatorTable, kind_of
 from twinprobe._runs.llm.dump import LlmDump, Token
 from twinprobe._runs.llm.files import ATB, INPUT, OUTPUT, TensorFile

@@ -20,7 +20,7 @@ from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 
 def is_pair_of_files(request: LlmRequest) -> bool:
@@ -66,12 +66,9 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
     target_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
     both = ((folders[0], target_names - golden_names), (folders[1], golden_names - target_names))
     notes = [f"only in {folder}: {', '.join(sorted(left)[:4])}" for folder, left in both if left]
-    summary = summary_of("llm weight", (target_side, golden_side), table, len(names), notes, _unread(table))
+    unread = int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
+    summary = summary_of("llm weight", (target_side, golden_side), table, len(names), notes, unread)
     return LlmComparison(table, summary)
-
-
-def _unread(table: pl.DataFrame) -> int:
-    return int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
 
 
 def _weights(path: Path) -> Path:
