@@ -2,7 +2,7 @@
 
 Written in the compiler's own terms, since numba's vectoriser does not see what makes it quick: the eight signs of a
 sum are looked up by a byte of the hash, so that a sign costs one multiplication and nothing else. 1.7 to 2.2 times the
-statistics alone; signs by shifting bits cost 2.5 times as much, by a branch 13 times, by mask registers no less.
+statistics alone; signs by shifting bits cost 2.5 times as much, by a branch 13 times.
 """
 
 from __future__ import annotations
