@@ -175,7 +175,7 @@ def _unexplained(
     given = np.zeros(len(flow.ops))
     made = (flow.role == OUTPUT) & (flow.of_row >= 0)
     np.maximum.at(given, flow.of_row[made], np.nan_to_num(np.where(facts.matched, noise.error, 1.0), nan=1.0)[made])
-    given[flow.each_call(lambda op: op.direction != FORWARD) | (family != Family.PRODUCT)] = 1.0
+    given[flow.each_call(lambda op: op.direction != FORWARD) | (family != Family.PRODUCT)] = np.inf
     entering &= given[call] > _TRANSPOSED * np.nan_to_num(noise.error)
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
