@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -10,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
-from twinprobe._judge.flow import Flow
+from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import NULL, PARAMETER, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, PARAMETER, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,6 +32,9 @@ _PRODUCT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|a
 _USUAL = 0.3
 PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the epsilon of the step's matrix products
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
+
+WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
+_BETWEEN = 8.0  # roundings that code between recorded calls may add
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -362,3 +367,78 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
             np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
         )
     return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0))
+
+
+def arrived(flow: Flow, values: Values) -> Floats:
+    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance."""
+    count = len(flow.ops)
+    # What lies under a mask was not compared.
+    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
+    given, entered = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
+    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
+    known = ~np.isnan(values.error)
+    unseen, closed = np.ones((2, count), dtype=bool)
+    unseen[flow.of_row[outputs & known]] = False
+    closed[flow.of_row[inputs & known]] = False
+    inner = np.flatnonzero(flow.parent >= 0)
+    for call in inner[unseen[flow.parent[inner]]].tolist():
+        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
+    so_far = np.zeros(count)
+    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
+    owner = flow.parent[order]
+    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
+    scopes = list(zip(edges, [*edges[1:], count], strict=True))
+    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
+        members = order[begin:end]
+        around = int(owner[begin])
+        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
+        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
+        so_far[members] = reached[:-1]
+    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
+    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
+    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
+    return distance
+
+
+def gave_inside(flow: Flow, values: Values) -> Floats:
+    """For outputs of a call that holds others: what those gave, as a distance."""
+    count = len(flow.ops)
+    error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
+    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
+    given, held = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    inner = np.flatnonzero(flow.parent >= 0)
+    np.maximum.at(held, flow.parent[inner], given[inner])
+    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
+    return passed
+
+
+# Numbers in words.
+
+
+def shown(number: float) -> str:
+    """Four digits, and more of a number that is almost 1."""
+    return f"{number:.4g}" if f"{number:.4g}" != "1" else f"{number:.8g}"
+
+
+def percent(share: float) -> str:
+    """``3.2 %``; small shares with an exponent."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.3g} %"
+
+
+def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: Mapping[str, int] | None = None) -> str:
+    """Where a factor may come from: ``world size (8)``, ``1/sqrt(64)``, ``2``, ``1/16``. Empty where nothing fits."""
+    names = {f"{name} ({count})": float(count) for name, count in (counts or {}).items() if count > 1}
+    roots = sorted({*sizes, *(1 << power for power in range(3, 9))})
+    names |= {f"sqrt({size})": math.sqrt(size) for size in roots if size > 2 and math.isqrt(size) ** 2 != size}
+    names |= {str(whole): float(whole) for whole in (*range(2, 65), 128, 256, 512, 1024)}
+    for name, value in names.items():
+        if abs(factor / value - 1) <= tolerance:
+            return name
+        if abs(factor * value - 1) <= tolerance:
+            return f"1/{name}"
+    return ""

@@ -467,3 +467,23 @@ def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
     seen: Bools = flow.spread(flow.updates | flow.clips) & (flow.role == INPUT) & facts.tensor & facts.matched
     seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
     return seen
+
+
+def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -> Bools:
+    """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well.
+
+    A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
+    before it is padding. A model that is called again and again, for one token after another, gives a result each time,
+    until a token flips within rounding: that leads to others.
+    """
+    outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
+    last = np.flatnonzero(outermost).max(initial=NONE)
+    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)["loss"]
+    agrees = (flow.of_row[loss] > last).any() and not abnormal[loss].any()
+    if last == NONE or agrees or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
+        return np.zeros(len(flow.role), dtype=bool)
+    model = flow.ops[last]
+    called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
+    called[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(called)) :] = False
+    given: Bools = flow.spread(called) & (flow.role == OUTPUT)
+    return given

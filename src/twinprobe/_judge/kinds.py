@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._judge.deviation import factor_name, shown
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -79,33 +81,6 @@ def statistic_kinds(suspect: Suspect) -> list[Kind]:
     """All kinds that hold, best first: causes, which name something that differs, before shapes of the difference."""
     found = (kind for rule in _RULES for kind in (rule(suspect),) if kind is not None)
     return sorted(found, key=lambda kind: -kind.confidence)
-
-
-# Numbers in words
-
-
-def shown(number: float) -> str:
-    """Four digits, and more of a number that is almost 1."""
-    return f"{number:.4g}" if f"{number:.4g}" != "1" else f"{number:.8g}"
-
-
-def percent(share: float) -> str:
-    """``3.2 %``; small shares with an exponent."""
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.3g} %"
-
-
-def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: Mapping[str, int] | None = None) -> str:
-    """Where a factor may come from: ``world size (8)``, ``1/sqrt(64)``, ``2``, ``1/16``. Empty where nothing fits."""
-    names = {f"{name} ({count})": float(count) for name, count in (counts or {}).items() if count > 1}
-    roots = sorted({*sizes, *(1 << power for power in range(3, 9))})
-    names |= {f"sqrt({size})": math.sqrt(size) for size in roots if size > 2 and math.isqrt(size) ** 2 != size}
-    names |= {str(whole): float(whole) for whole in (*range(2, 65), 128, 256, 512, 1024)}
-    for name, value in names.items():
-        if abs(factor / value - 1) <= tolerance:
-            return name
-        if abs(factor * value - 1) <= tolerance:
-            return f"1/{name}"
-    return ""
 
 
 # What two sides say

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import Values, values_of
+from twinprobe._judge.deviation import WILD, Values, arrived, gave_inside, values_of
 from twinprobe._judge.flow import NONE, OPTIMIZER, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
@@ -41,7 +41,6 @@ ROUNDING = 0.21  # of an epsilon: one rounding of every element, in relative nor
 # Gradients pass through derivatives that no dump holds.
 _BACKWARD = 3.0
 # Code between two recorded calls may select and scale: no more than this.
-_BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
@@ -59,7 +58,6 @@ _DRIFT, _DRIFT_END, _DRIFT_END_COARSE = 256.0, 2.0**-6, 2.0**-4
 _DRIFTED, _DRIFTED_END = 1024.0, 1e-2
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
-_WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
 _SEEN = 3.0
 _PATHS = "ctc_loss"
@@ -118,7 +116,7 @@ def expected_errors(
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
-    between = _between(flow, values)
+    between = arrived(flow, values)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
@@ -138,7 +136,7 @@ def expected_errors(
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
-    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, _within(flow, values)), allowed)
+    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
     allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values)), allowed)
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
@@ -510,7 +508,7 @@ class _Operands:
         np.add.at(squares, calls, gain**2)
         # A backward call also reads what its forward call kept.
         kept, seen = np.zeros(self.count), flow.of_row >= 0
-        np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=_WILD)[seen])
+        np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=WILD)[seen])
         kept = np.where(flow.twin != NONE, kept[np.maximum(flow.twin, 0)], 0.0)
         squares += (_BACKWARD * kept * self.norm) ** 2
         # The derivative of a kink jumps: as many elements flip as lie within the error around it.
@@ -566,56 +564,8 @@ def _parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Flo
     np.maximum.at(largest, flow.of_row[rows], values.norm[rows])
     inputs = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0))
     np.maximum.at(incoming, flow.of_row[inputs], values.norm[inputs])
-    np.maximum.at(wrong, flow.of_row[inputs], np.nan_to_num(values.error[inputs], nan=0.0, posinf=_WILD))
+    np.maximum.at(wrong, flow.of_row[inputs], np.nan_to_num(values.error[inputs], nan=0.0, posinf=WILD))
     known = flow.back != NONE
     arrived[known], error[known] = incoming[flow.back[known]], wrong[flow.back[known]]
     scale = np.where(gradient, np.fmax(scale, np.fmax(largest, arrived)), scale)
     return scale, np.where(gradient, np.hypot(carried, _BACKWARD * error * scale), carried)
-
-
-def _between(flow: Flow, values: Values) -> Floats:
-    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance."""
-    count = len(flow.ops)
-    # What lies under a mask was not compared.
-    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=_WILD))
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
-    given, entered = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
-    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
-    known = ~np.isnan(values.error)
-    unseen, closed = np.ones((2, count), dtype=bool)
-    unseen[flow.of_row[outputs & known]] = False
-    closed[flow.of_row[inputs & known]] = False
-    inner = np.flatnonzero(flow.parent >= 0)
-    for call in inner[unseen[flow.parent[inner]]].tolist():
-        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
-    so_far = np.zeros(count)
-    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
-    owner = flow.parent[order]
-    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
-    scopes = list(zip(edges, [*edges[1:], count], strict=True))
-    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
-        members = order[begin:end]
-        around = int(owner[begin])
-        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
-        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
-        so_far[members] = reached[:-1]
-    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
-    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
-    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
-    return distance
-
-
-def _within(flow: Flow, values: Values) -> Floats:
-    """For outputs of a call that holds others: what those gave, as a distance."""
-    count = len(flow.ops)
-    error = np.nan_to_num(values.error, nan=0.0, posinf=_WILD)
-    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
-    given, held = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    inner = np.flatnonzero(flow.parent >= 0)
-    np.maximum.at(held, flow.parent[inner], given[inner])
-    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
-    return passed

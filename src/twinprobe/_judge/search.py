@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Differences, Flow, ends_of, ignored_rows, result_rows
+from twinprobe._judge.flow import (
+    NONE,
+    PARAMETER_GRADIENTS,
+    Differences,
+    Flow,
+    ends_of,
+    ignored_rows,
+    predictions,
+    result_rows,
+)
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
@@ -365,7 +374,9 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
     if not beginnings:
         return
-    ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise, facts)
+    ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | (
+        predictions(flow, facts, noise.abnormal, noise.flips) & (noise.matters | (facts.shape & facts.matched))
+    )
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
     back = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD)).max(initial=NONE)
@@ -502,26 +513,6 @@ def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
         if not around & passed:
             return int(row)
     return None
-
-
-def _predictions(flow: Flow, noise: Noise, facts: Differences) -> Bools:
-    """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well.
-
-    A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
-    before it is padding. A model that is called again and again, for one token after another, gives a result each time.
-    """
-    outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
-    last = np.flatnonzero(outermost).max(initial=NONE)
-    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)["loss"]
-    agrees = (flow.of_row[loss] > last).any() and not noise.abnormal[loss].any()
-    if last == NONE or agrees or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
-        return np.zeros(len(flow.role), dtype=bool)
-    model = flow.ops[last]
-    called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
-    # A token that flips within rounding leads to others.
-    called[flow.of_row[noise.flips & (flow.of_row >= 0)].min(initial=len(called)) :] = False
-    predictions: Bools = flow.spread(called) & (flow.role == OUTPUT) & (noise.matters | (facts.shape & facts.matched))
-    return predictions
 
 
 class _Chains:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds import INPUT, Kind, factor_name, percent, shown
+from twinprobe._judge.deviation import factor_name, percent, shown
+from twinprobe._judge.kinds import INPUT, Kind
 
 Array = NDArray[Any]
 
