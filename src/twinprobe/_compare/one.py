@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twinprobe._align.calls import epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._compare.pair_table import pair_table
+from twinprobe._judge.deviation import PRODUCT_PRECISION, product_types
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.origin import Divergence, RunInfo, Summary
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
@@ -200,7 +203,11 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         match: Matcher = match_names
         if target.framework != golden.framework:
             match = partial(match_updates, names=_parameter_names(target, golden, pairs))
-        compared = compare_paths(files[0], files[1], Options(match, options.thresholds))
+        seen = open_both(files[0], files[1])
+        # Gradients come from matrix products, and are as far off as these round, whatever type an optimizer reads.
+        types = [product_types(run.table["name"], run.table["dtype"]) for run in (target, golden)]
+        seen[0].settings[PRODUCT_PRECISION] = max(epsilons(chain(*types)).values(), default=0.0)
+        compared = compare_runs(*seen, Options(match, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     if first is not None and calls:
