@@ -257,6 +257,24 @@ def test_a_summand_is_found_by_sketches() -> None:
     assert names(lacking, tensors=[("other", side(tensor(9), sketched=True))]) == []
 
 
+def test_statistics_of_16_bits_prove_no_order_and_no_other_parameter() -> None:
+    """A uniform distribution ends at the same numbers in every layer, and three digits of its norm are the same."""
+
+    def drawn(seed: int) -> Array:
+        values = np.random.default_rng(seed).uniform(-0.125, 0.125, (64, 64)).astype(np.float32)
+        values[0, :2] = 0.125, -0.125
+        return values
+
+    sides = [side(drawn(seed), sketched=True, dtype="torch.bfloat16") for seed in (1, 2)]
+    assert kinds(Row("output.0", OUTPUT, *sides)) == []
+    layer = [("Module.b.Linear.forward.0.parameters.weight", side(drawn(3), sketched=True))]
+    found = kinds(Row("weight", PARAMETER, *sides), parameters=layer)
+    assert found[0].sentence.startswith("weight differs: ")
+    layer = [("Module.b.Linear.forward.0.parameters.weight", side(drawn(1), sketched=True))]
+    found = kinds(Row("weight", PARAMETER, *sides), parameters=layer)
+    assert found[0].sentence == "weight is golden's Module.b.Linear.forward.0.parameters.weight"
+
+
 @pytest.mark.parametrize("from_outside", [True, False])
 def test_a_value_that_belongs_elsewhere_is_named(from_outside: bool) -> None:
     """The shift of a normalisation where its scale should be, a residual taken after the norm in place of before."""

@@ -666,3 +666,49 @@ def test_a_parameter_that_is_zero_in_golden_is_no_noise(tmp_path: Path) -> None:
     found = compared(tmp_path, train, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Positions()))
     assert found.first is not None
     assert "parameter" in found.first.sentence
+
+
+def test_a_batch_in_parts_under_autocast_is_as_far_off_as_its_products_round(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        batch = torch.randn(16, WIDTH)
+        for part in batch.chunk(4) if wrong else [batch]:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(part).float().square().mean()
+            (loss / 4 if wrong else loss).backward()
+        optimizer.step()
+
+    found = compared(tmp_path, train, mlp)
+    assert found.first is None, found.first
+    assert "updated parameters agree" in found.summary
+
+
+def test_parameters_drift_by_whole_steps_where_16_bits_flip_the_signs_of_gradients(tmp_path: Path) -> None:
+    """RMSprop moves each element by ten times its learning rate in its first step, whatever its gradient's size."""
+    for coarse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=4e-3)
+        with twinprobe.record(model, tmp_path / str(coarse), level="mix", step=[0, 1]) as recording:
+            for seed in range(2):
+                torch.manual_seed(seed)
+                with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+                    loss = (model(torch.randn(64, WIDTH)).float() + 3).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                recording.step()
+    dumps = [next((tmp_path / str(coarse) / "step1").rglob("dump.json")) for coarse in (True, False)]
+    found = twinprobe.compare(*dumps)
+    moved = found.table.filter(found.table["target"].str.ends_with("parameters.weight"))["relative_error"]
+    assert moved.max() > 0.02  # more than any rounding by itself
+    assert found.first is None, found.first
+
+
+def test_other_beams_are_a_difference_of_shapes(tmp_path: Path) -> None:
+    def run(model: Any, wrong: bool) -> None:
+        with torch.no_grad():
+            for _ in range(2):
+                model(torch.arange(12 if wrong else 8).reshape(-1, 2))
+
+    assert "shape" in said(compared(tmp_path, run, Decoder, "L0"))

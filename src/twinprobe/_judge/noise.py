@@ -50,12 +50,12 @@ _BATCH = 4  # terms of a sum: more are those of a batch
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
 _ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
-# How far noise moves parameters: so many epsilons a step, no further than this in 32 bits. Optimisers that divide by
-# the size of a gradient (Adam, RMSprop) move an element by a whole step where 16 bits flip its sign.
-_DRIFT, _DRIFT_END, _DRIFT_END_COARSE = 256.0, 2.0**-6, 2.0**-4
-# Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most: by
-# so many epsilons a step, no further than this share of a usual parameter.
-_DRIFTED, _DRIFTED_END = 1024.0, 1e-2
+# How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
+_DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
+# Optimisers that divide by the size of a gradient (Adam, RMSprop) move an element by a whole step where its gradient is
+# noise, so single parameters drift far more than most: by so many epsilons a step, no further than this share of a
+# usual parameter.
+_DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
@@ -253,10 +253,10 @@ def _drift(flow: Flow, values: Values, step: int, epsilon: float) -> tuple[float
     moved = flow.parameter & (values.epsilon > 0) & (values.error > 0) & ~flow.spread(flow.updates)
     if step == 0 or not moved.any():
         return 0.0, 0.0
-    typical = float(np.median(values.error[moved]))
-    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END_COARSE if epsilon > _COARSE else _DRIFT_END):
+    typical, coarse = float(np.median(values.error[moved])), epsilon > _COARSE
+    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]):
         return 0.0, 0.0
-    return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END))
+    return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END[coarse]))
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
