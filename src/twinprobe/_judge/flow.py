@@ -247,7 +247,7 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
         # Without one, it comes after all that the model gives, and is made of what recorded calls give: other scalars
         # are parts of masks and positions, or a mean of token numbers.
         last = int(call[outermost].max(initial=NONE))
-        taken = (flow.role == INPUT) & (flow.source != NONE) & floating & (flow.of_row >= 0)
+        taken = (flow.role == INPUT) & (flow.target_source != NONE) & (flow.of_row >= 0)
         derived = scalar & np.isin(call, flow.of_row[taken]) & (call > (flow.start[last] if last != NONE else NONE))
     return {
         "loss": np.flatnonzero(derived)[-1:],

@@ -255,7 +255,7 @@ DEFECTS = [
     "torch.hooks.ModuleHooks._enter", "calls.ModuleWatch._leave", "torch.hooks.ModuleHooks.detach",
     "torch.values.ApiTable._find", "torch.function_mode.spelled_as", "torch.recorder.OptimizerScope.attach",
     "torch.recorder.TorchRecorder.loose_parent", "rows.ParameterGradients.attach",
-    "torch.recorder.PassGradients.flush", "torch.tensors.StorageNumbers.hold",
+    "torch.recorder.PassGradients.flush",
     "torch.tensors.TensorBook.note", "torch.tensors.TensorBook._measure", "torch.tensors.TensorBook.settle",
     "torch.tensors.TensorBook.forget", "torch.tensors.TensorBook.collect", "torch.tensors.host_measures",
     "torch.tensors.effect_of", "torch.tensors.writes_by_keyword", "writer.DumpFolder.add",
