@@ -712,3 +712,22 @@ def test_other_beams_are_a_difference_of_shapes(tmp_path: Path) -> None:
                 model(torch.arange(12 if wrong else 8).reshape(-1, 2))
 
     assert "shape" in said(compared(tmp_path, run, Decoder, "L0"))
+
+
+def test_a_warm_up_is_one_pass_more_and_no_other_cut_of_the_tokens(tmp_path: Path) -> None:
+    """The same tokens come again after an update: these are no pair."""
+    for warm in (True, False):
+        torch.manual_seed(0)
+        model = Decoder()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = torch.arange(18).reshape(3, 2, 3)
+        with twinprobe.record(model, tmp_path / str(warm), level="mix", task="tensor"):
+            if warm:
+                model(batches[0])
+            for batch in batches[[0, 1, 0]]:
+                functional.cross_entropy(model(batch), batch[:, 0]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    found = twinprobe.compare(*(next((tmp_path / str(warm)).rglob("dump.json")) for warm in (True, False)))
+    assert found.first is None, found.first
+    assert not any("aligned by ids" in note for note in found.notes)

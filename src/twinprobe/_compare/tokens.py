@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -347,7 +347,7 @@ def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> Toke
     if not (cuts[0].known and cuts[1].known):
         return _by_counts(cuts[0], cuts[1])
     pairs = align_tokens(cuts[0], cuts[1])
-    if pairs is None:
+    if pairs is None or (wanted != ON and _one_pass_more(cuts[0], cuts[1])):
         return None
     fewest = min(sum(len(one.ids) for one in cut.sequences) for cut in (cuts[0], cuts[1]))
     if wanted == ON:
@@ -355,6 +355,16 @@ def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> Toke
     # Calls of the same shapes with other ids are other data, unless each id of one is somewhere in the other.
     enough = fewest if cuts[0].shapes == cuts[1].shapes else fewest / 2
     return None if pairs.same_cut or pairs.count < enough else pairs
+
+
+def _one_pass_more(target: Cut, golden: Cut) -> bool:
+    """Whether both sides take whole sequences in calls of the same shapes, and one of them makes more calls.
+
+    That is a warm-up or another number of steps, and no other cut: the same ids may come again after an update.
+    """
+    goes_on = any(one.past.any() for cut in (target, golden) for one in cut.passes)
+    counts = [Counter(cut.shapes) for cut in (target, golden)]
+    return not goes_on and counts[0] != counts[1] and counts[0].keys() == counts[1].keys()
 
 
 def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
