@@ -374,9 +374,8 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
     if not beginnings:
         return
-    ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | (
-        predictions(flow, facts, noise.abnormal, noise.flips) & (noise.matters | (facts.shape & facts.matched))
-    )
+    given = predictions(flow, facts, noise.abnormal, noise.flips) & (noise.matters | (facts.shape & facts.matched))
+    ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | given
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
     back = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD)).max(initial=NONE)
@@ -462,11 +461,8 @@ def _far_apart(flow: Flow, noise: Noise, facts: Differences, rows: dict[str, Int
 
 
 def _passed_on(op: OpName, error: float) -> float:
-    """How far off noise in its inputs may leave what a call gives: less is no step, noise grows from call to call.
-
-    A module of a class that nobody knows may take signs or round: of normal numbers with a relative error r, r / pi
-    change their sign, and so the result is off by the root of four times as much.
-    """
+    """How far off noise in its inputs may leave what a call gives: less is no step, noise grows from call to call."""
+    # An unknown class may take signs or round: with a relative error r, r / pi of normal numbers change their sign.
     opaque = op.is_module and operation_of(op).family == Family.OTHER
     return max(_JUMP * error, 2 * (error / pi) ** 0.5 if opaque else 0.0)
 
