@@ -16,7 +16,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import PRODUCT_PRECISION, product_types
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, TOTAL_NORM, UPDATED_PARAMETERS
 from twinprobe._judge.origin import Divergence, RunInfo, Summary
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
-_TOTAL_NORM = "Optimizer.total_norm."
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
@@ -224,7 +223,7 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         back = (at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS))
         earlier = first.op in target.ops[: next(back, 0)]
     found = updates.first
-    if match is match_names and (found is None or found.op.startswith(_TOTAL_NORM)):
+    if match is match_names and (found is None or found.op.startswith(TOTAL_NORM)):
         found = _updated_once(compared.target, compared.golden) or found
     if found is not None and found.begins not in (ARGUMENT, MISSING, EXTRA):
         # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
@@ -271,7 +270,7 @@ def _updated_once(target: Run, golden: Run) -> Divergence | None:
     for run, other, side, begins in ((golden, target, "golden", MISSING), (target, golden, "target", EXTRA)):
         there, moved = set(other.ops), []
         for at, op in enumerate(run.ops):
-            if op in there or op.startswith(_TOTAL_NORM):
+            if op in there or op.startswith(TOTAL_NORM):
                 continue
             rows = run.table.filter((run.table["op"] == at) & (run.table["kind"] == TENSOR))
             gradient, before, after = (

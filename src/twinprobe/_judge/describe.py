@@ -200,8 +200,6 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         return f"the same inputs give another result: {kinds[0].sentence}"
     # The heading says already that it begins here.
     reason = "; ".join([part.removesuffix(": injected here") for part in parts if part not in _SIZES] or parts)
-    if kinds and kinds[0].evidence.get("kept"):  # no input from outside
-        reason, named = named.removeprefix(f"{place} "), ""
     return f"{reason}; {named}" if named and named not in reason else reason
 
 

@@ -369,7 +369,7 @@ def _input(suspect: Suspect) -> Kind | None:
             sentence = f"{row.name} comes from outside and holds golden's values in another order"
         else:
             sentence = f"{row.name} comes from outside and differs: {_compared(target, golden)}"
-        return Kind("input", sentence, 0.93, {"input": row.name, "kept": suspect.kept})
+        return Kind("input", sentence, 0.93, {"input": row.name})
     return None
 
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT
-
-if TYPE_CHECKING:
-    pass
 
 # The exchanges of all ranks in columns: who took part in what, and what can have reached whom.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twinprobe._align.calls import epsilon
 from twinprobe._compare.llm.job import LlmComparison, LlmRequest, summary_of
@@ -18,9 +18,6 @@ from twinprobe._runs.llm.dump import find_layout
 from twinprobe._runs.llm.files import TORCH, open_llm_tensor
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
-
-if TYPE_CHECKING:
-    pass
 
 
 def is_pair_of_files(request: LlmRequest) -> bool:
