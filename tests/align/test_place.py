@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pairing import calls, is_identity, match, matched, named, small_run
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from support import forward, slow, tensor, write_dump
@@ -177,6 +178,47 @@ def test_what_is_computed_again_takes_the_way_back(tmp_path: Path, golden: tuple
     alone = [name for name in run.table["name"].to_list() if name not in met]
     assert [name for name in alone if ".backward" not in name] == []
     assert len(alone) <= 3  # what goes into the first layer asks for no gradient there
+
+
+class Repeating(nn.Module):
+    """Two blocks that repeat their own calls on the way back, not the call of themselves."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block(again=again) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.inner = nn.Linear(8, 8)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x * 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.body, x, use_reentrant=True) if self.again else self.body(x)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_block_that_repeats_only_its_own_calls(tmp_path: Path, *, turned: bool) -> None:
+    def run(name: str, *, again: bool) -> Run:
+        x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
+        model = Repeating(again=again)
+        return recorded(tmp_path / name, model, lambda model: model(x).square().sum().backward())[0]
+
+    plain, repeating = run("plain", again=False), run("repeating", again=True)
+    pairs = matched(plain, repeating) if turned else {b: a for a, b in matched(repeating, plain).items()}
+    alone = [name for name in plain.table["name"].to_list() if name not in pairs]
+    assert alone == []
+    assert "Tensor.__mul__.3.backward.output.0" in pairs.values()  # of the second time
 
 
 class Positioned(nn.Module):

@@ -301,7 +301,7 @@ class _Walk:
         self._siblings = Siblings(self.one, self.other)
         self.link: dict[int, int] = {ROOT: ROOT}
         self.back: dict[int, int] = {ROOT: ROOT}
-        nodes = [{op: node for node, op in enumerate(calls.tree.op)} for calls in (self.one, self.other)]
+        nodes = self.one.node_of, self.other.node_of
         known = [(nodes[0][op], nodes[1][other]) for op, other in given if op in nodes[0] and other in nodes[1]]
         for one, other in known:
             self._join(one, other)
@@ -322,23 +322,38 @@ class _Walk:
 
     def way_back(self) -> Iterable[tuple[int, int]]:
         """Pairs of backward calls where one run computed a module again, and only that second time has a way back."""
-        for turned, (calls, link) in enumerate(((self.one, self.link), (self.other, self.back))):
-            again: dict[Hashable, list[int]] = defaultdict(list)
-            for node in calls.children[ROOT]:
-                if node not in link and calls.tree.is_module[node] and calls.backward(node) != NONE:
-                    again[calls.key[node]].append(node)
-            first = [node for node in link if calls.key[node] in again and calls.backward(node) == NONE]
-            for node in sorted(first):
-                if not again[calls.key[node]]:
-                    continue
-                scopes = [(again[calls.key[node]].pop(0), link[node])]
-                scopes = [(other, one) for one, other in scopes] if turned else scopes
-                while scopes:
-                    scope = scopes.pop()
-                    ops = self.one.backward(scope[0]), self.other.backward(scope[1])
-                    if NONE not in ops:
-                        yield ops
-                    scopes += self._siblings.aligned(self.one.children[scope[0]], self.other.children[scope[1]], scope)
+        for turned in (False, True):
+            scopes = self._computed_again(turned=turned)
+            while scopes:
+                scope = scopes.pop()
+                ops = self.one.backward(scope[0]), self.other.backward(scope[1])
+                if NONE not in ops:
+                    yield ops
+                scopes += self._siblings.aligned(self.one.children[scope[0]], self.other.children[scope[1]], scope)
+
+    def _computed_again(self, *, turned: bool) -> list[tuple[int, int]]:
+        """Calls that a backward pass of one run (the other if ``turned``) made again, with their partners."""
+        calls, others, link = (self.other, self.one, self.back) if turned else (self.one, self.other, self.link)
+        modules: dict[Hashable, list[int]] = defaultdict(list)
+        inside: dict[int, list[int]] = defaultdict(list)  # by the module whose backward call encloses them
+        for node in calls.children[ROOT]:
+            if node not in link and calls.backward(node) != NONE:
+                if calls.tree.is_module[node]:
+                    modules[calls.key[node]].append(node)
+                inside[calls.recomputed_in(node)].append(node)
+        first = sorted(node for node in link if calls.key[node] in modules and calls.backward(node) == NONE)
+        found = [(modules[calls.key[node]].pop(0), link[node]) for node in first if modules[calls.key[node]]]
+        # Checkpoints inside a module's forward repeat its calls but not the call of the module itself.
+        for node, again in inside.items():
+            if node in link:
+                sides, scope = (again, others.children[link[node]]), (node, link[node])
+                if turned:
+                    twins = self._siblings.aligned(sides[1], sides[0], (scope[1], scope[0]))
+                    found += [(node, partner) for partner, node in twins if not calls.tree.is_module[node]]
+                else:
+                    twins = self._siblings.aligned(*sides, scope)
+                    found += [pair for pair in twins if not calls.tree.is_module[pair[0]]]
+        return [(other, one) for one, other in found] if turned else found
 
     def flows(self) -> tuple[Flow, Flow]:
         """How values flow through both runs."""

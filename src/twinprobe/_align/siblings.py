@@ -48,6 +48,7 @@ class Calls:
             if node != ROOT and tree.is_module[node]:
                 self._see_through(node, bare)
         self._facts: dict[int, tuple[object, object, bool]] = {}
+        self.node_of = {op: node for node, op in enumerate(tree.op)}
 
     def _see_through(self, node: int, bare: dict[str, str]) -> None:
         path = bare[self.tree.path[node]]
@@ -110,6 +111,11 @@ class Calls:
         """The backward call of a forward call; -1 where there is none."""
         op = self.tree.op[node]
         return self.side.backward(op) if op != NONE else NONE
+
+    def recomputed_in(self, node: int) -> int:
+        """The module call in whose backward pass this call was made; -1 where it is none of a recomputation."""
+        around = self.side.parents[self.tree.op[node]]
+        return self.node_of.get(self.side.forward(around), NONE) if around != NONE else NONE
 
     def weights(self, node: int) -> dict[str, str | None]:
         """The shapes of a module's parameters by name."""
