@@ -409,7 +409,7 @@ def sketch(files: PathLike | Iterable[PathLike], output: PathLike) -> Path:
 
     ``compare`` takes it in place of the tensors themselves: two sites compare weights by exchanging kilobytes.
     """
-    from twinprobe._compare.sketch_files import write_sketches
+    from twinprobe._compare.weights import write_sketches
 
     chosen = [files] if isinstance(files, str | os.PathLike) else list(files)
     write_sketches([as_path(one) for one in chosen], as_path(output))

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from twinprobe._align.links import RULE, Pairs, from_partners, needs_help
-from twinprobe._runs.names import BACKWARD, parse_op
+from twinprobe._runs.names import BACKWARD, OPTIMIZER, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 
 # Which mappings a user can ask for.
@@ -124,7 +124,7 @@ def match_updates(target: Run, golden: Run, names: Mapping[str, str] | None = No
         kinds: dict[str, int] = {}  # Momentum here is SGD there: the first belongs to the first
         keys = []
         for op in run.ops:
-            name, kind, step, _ = op.removeprefix("Optimizer.").rsplit(".", 3)
+            name, kind, step, _ = op.removeprefix(OPTIMIZER).rsplit(".", 3)
             path, _, word = known.get(name, name).rpartition(".")
             keys.append(f"{path}.{_WORDS.get(word, word)} {kinds.setdefault(kind, len(kinds))} {step}")
         sides.append(row_keys(run, keys))

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sketch, and say how large the result is."""
-    from twinprobe._compare.sketch_files import write_sketches
+    from twinprobe._compare.weights import write_sketches
     from twinprobe._report.console import visible
     from twinprobe._runs.sketches import SUFFIX
     from twinprobe.errors import BadInput

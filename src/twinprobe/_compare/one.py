@@ -13,17 +13,14 @@ import numpy as np
 
 from twinprobe._align.calls import epsilons
 from twinprobe._align.links import Pairs
-from twinprobe._align.matcher import match_names, match_updates
+from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import PRODUCT_PRECISION, product_types
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, TOTAL_NORM, UPDATED_PARAMETERS
-from twinprobe._judge.origin import Divergence, RunInfo, Summary
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.flow import PARAMETER_GRADIENTS
+from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import (
     DIGESTS,
-    DUMP,
     OPTIMIZER_FILE,
     RUN_FILES,
     STATISTICS,
@@ -36,7 +33,6 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
-from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -52,7 +48,6 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
-_MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
@@ -63,7 +58,7 @@ def open_both(target: Path, golden: Path) -> tuple[Run, Run]:
     Where one side is a file of sketches and the other one of tensors, these are sketched first.
     """
     if (target.suffix == SUFFIX) != (golden.suffix == SUFFIX):
-        from twinprobe._compare.sketch_files import KNOWN, sketched
+        from twinprobe._compare.weights import KNOWN, sketched
 
         runs = [sketched(path) if path.suffix.lower() in KNOWN else open_run(path) for path in (target, golden)]
         return runs[0], runs[1]
@@ -173,136 +168,29 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
 
 
 def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Summary:
-    """What the optimisers of two runs of modules alone saw and did, as their optimizer.json says.
-
-    An update is the first divergence where nothing before it differs, or only parameters that were read before: these
-    were written to in between.
-    """
+    """Add what the optimizers of both runs read and wrote, as their optimizer.json files say."""
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
     known = [file.is_file() for file in files]
-    if any(known) and not all(known) and any(result.name == PARAMETER_GRADIENTS for result in summary.results):
+    if not any(known):
+        return summary
+    from twinprobe._compare.updates import add_little, join_updates, parameter_matcher
+
+    if not all(known):
         note = f"no {OPTIMIZER_FILE} in {files[known.index(False)].parent}: updates and settings were not compared"
-        summary = replace(summary, notes=[*summary.notes, note])
-    alone = not target.arrangement and not golden.arrangement and options.thresholds.rounding is None
-    first = summary.first
-    # Where its calls were recorded, all that is left to say is the setting behind them.
-    calls = all(IN_OPTIMIZER in run.parents.values() for run in (target, golden))
-    calls = calls and any(result.name in (PARAMETER_GRADIENTS, UPDATED_PARAMETERS) for result in summary.results)
-    inside = first is not None and first.module == IN_OPTIMIZER and first.begins not in (PARAMETER_DIFFERS, OUTSIDE)
-    if (
-        not alone
-        or options.thresholds.by_row
-        or summary.mode == DIGESTS
-        or any(run.path.name != DUMP for run in (target, golden))
-        or not all(known)
-        or (calls and not inside)
-    ):
+        gradients = any(result.name == PARAMETER_GRADIENTS for result in summary.results)
+        return replace(summary, notes=[*summary.notes, note]) if gradients else summary
+    if options.thresholds.rounding is not None or options.thresholds.by_row or add_little(summary, target, golden):
         return summary
     try:
-        match: Matcher = match_names
-        if target.framework != golden.framework:
-            match = partial(match_updates, names=_parameter_names(target, golden, pairs))
-        seen = open_both(files[0], files[1])
+        match = parameter_matcher(target, golden, pairs)
+        updates = open_both(files[0], files[1])
         # Gradients come from matrix products, and are as far off as these round, whatever type an optimizer reads.
         types = [product_types(run.table["name"], run.table["dtype"]) for run in (target, golden)]
-        seen[0].settings[PRODUCT_PRECISION] = max(epsilons(chain(*types)).values(), default=0.0)
-        compared = compare_runs(*seen, Options(match, options.thresholds))
+        updates[0].settings[PRODUCT_PRECISION] = max(epsilons(chain(*types)).values(), default=0.0)
+        compared = compare_runs(*updates, Options(match, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
-    if first is not None and calls:
-        return _by_setting(summary, first, compared.summary.first)
-    if first is not None and _scale_taken_off(first, compared.summary):
-        results = [result for result in summary.results if result.name != PARAMETER_GRADIENTS]
-        note = (
-            f"{first.row} is scaled on the way back, and the optimizer reads gradients that agree: a scale of the loss"
-        )
-        summary = replace(summary, first=None, others=[], results=results, notes=[*summary.notes, note])
-    updates, first = compared.summary, summary.first
-    earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
-    if first is not None and not earlier:  # what is read before anything came back was not yet written to
-        back = (at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS))
-        earlier = first.op in target.ops[: next(back, 0)]
-    found = updates.first
-    if match is match_names and (found is None or found.op.startswith(TOTAL_NORM)):
-        found = _updated_once(compared.target, compared.golden) or found
-    if found is not None and found.begins not in (ARGUMENT, MISSING, EXTRA):
-        # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
-        # nothing, nor do those that are as far off in a run that agrees.
-        gradients = (result.worst for result in summary.results if result.name == PARAMETER_GRADIENTS and first is None)
-        exact = first is None and not any(result.worst for result in summary.results)  # no noise that could grow
-        single = not exact and not any(result.differing > _MANY * result.values for result in updates.results)
-        if single or (found.relative_error or 0.0) < _MORE * max(gradients, default=0.0):
-            return summary
-    summary = replace(summary, results=[*summary.results, *updates.results])
-    if found is None or earlier:
-        return summary
-    said = found.sentence.partition(" (")[0]  # settings differ for all parameters alike
-    others = [replace(other, order=NONE) for other in updates.others if other.sentence.partition(" (")[0] != said]
-    return replace(summary, first=replace(found, order=NONE, module=IN_OPTIMIZER), others=others)
-
-
-def _by_setting(summary: Summary, first: Divergence, setting: Divergence | None) -> Summary:
-    """Name the setting of an optimizer that differs: its calls show what became of it (a factor, one more call)."""
-    kinds = [] if setting is None or setting.begins != ARGUMENT else [k for k in setting.kinds if k["name"] == ARGUMENT]
-    if not kinds:
-        return summary
-    words = str(kinds[0]["sentence"]).replace("input.", "")
-    named = {**kinds[0], "sentence": words}
-    place, _, said = first.sentence.partition(": ")
-    said = f"; {said}"
-    if first.begins == ARGUMENT:  # a number that was made of the setting, or of two calls that are no pair
-        said = said[said.rfind(" (") :] if said.endswith(")") else ""
-    sentence = f"{place}: a setting of the optimizer differs: {words}{said}"
-    shapes = [kind for kind in first.kinds if kind["name"] != ARGUMENT]
-    first = replace(first, sentence=sentence, begins=ARGUMENT, kinds=[named, *shapes])
-    return replace(summary, first=first, others=[one for one in summary.others if one.module != IN_OPTIMIZER])
-
-
-def _scale_taken_off(first: Divergence, updates: Summary) -> bool:
-    """Whether gradients are off by a factor on the way back that they lose before an optimizer reads them."""
-    agree = updates.first is None and bool(updates.results) and all(result.agrees for result in updates.results)
-    back = parse_op(first.op).direction in (BACKWARD, GRADIENTS)
-    return agree and back and any(kind["name"] == "factor" for kind in first.kinds)
-
-
-def _updated_once(target: Run, golden: Run) -> Divergence | None:
-    """A parameter that the optimizer of one run alone changes, because only there it has a gradient."""
-    for run, other, side, begins in ((golden, target, "golden", MISSING), (target, golden, "target", EXTRA)):
-        there, moved = set(other.ops), []
-        for at, op in enumerate(run.ops):
-            if op in there or op.startswith(TOTAL_NORM):
-                continue
-            rows = run.table.filter((run.table["op"] == at) & (run.table["kind"] == TENSOR))
-            gradient, before, after = (
-                rows.filter(rows["role"] == role)["norm"].drop_nulls().to_list() for role in (INPUT, PARAMETER, OUTPUT)
-            )
-            if any(gradient) or before != after:  # a gradient of zeros moves nothing; 16 bits show no small step
-                moved.append(op)
-        if moved and 2 * len(moved) < len(run.ops):  # otherwise another optimizer, which names them differently
-            more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
-            sentence = f"only the {side} run's optimizer changes this parameter{more}: only there it has a gradient"
-            kinds = [{"name": begins, "sentence": sentence, "confidence": 0.9}]
-            row = f"{moved[0]}.output.0"
-            return Divergence(
-                moved[0], row, row, "", {}, {}, None, sentence, "injected", NONE, argument="output.0", begins=begins,
-                kinds=kinds,
-            )  # fmt: skip
-    return None
-
-
-def _parameter_names(target: Run, golden: Run, pairs: pl.DataFrame) -> dict[str, str]:
-    """Golden's names of the target's parameters, as the modules that were paired tell."""
-    rows = pairs.filter((pairs["t_row"] >= 0) & (pairs["g_row"] >= 0)).select("t_row", "g_row")
-    names = []
-    for run, column in ((target, "t_row"), (golden, "g_row")):
-        places = rows[column].to_numpy()
-        calls = [parse_op(run.ops[op]) for op in run.table["op"].to_numpy()[places].tolist()]
-        shown = run.table["name"].to_numpy()[places].tolist()
-        names.append([
-            f"{call.body}.{name.rpartition('.parameters.')[2]}" if call.is_module and ".parameters." in name else ""
-            for call, name in zip(calls, shown, strict=True)
-        ])  # fmt: skip
-    return {own: there for own, there in zip(*names, strict=True) if own and there}
+    return join_updates(summary, compared.summary, (target, golden), updates)
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

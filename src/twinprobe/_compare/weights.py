@@ -2,16 +2,22 @@
 
 Names come first, without the wrappers that frameworks put around them. What they leave over is paired by what it
 holds, in a form that no layout changes: how large it is, its extremes, its mean and its norm.
+
+Sketches of a checkpoint go into a file of their own, so that two sites compare weights by exchanging kilobytes.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, islice
 from math import isclose
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +28,20 @@ from twinprobe._align.rows import spelled
 from twinprobe._align.turns import fill_up
 from twinprobe._compare.pair_table import ALIGNED
 from twinprobe._measure.elements import FLOAT64, numbers
+from twinprobe._measure.sketch import measured
 from twinprobe._runs.dtypes import EPSILON
-from twinprobe._runs.run import Run
-from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.run import Run, open_run
+from twinprobe._runs.sketches import SUFFIX, SketchFile
+from twinprobe._runs.tensors.containers import tensors_in
+from twinprobe._runs.tensors.elements import HostTensor, damage_of
 from twinprobe._runs.tensors.foreign import SHARD
 from twinprobe._runs.tensors.tensor_files import open_named
-from twinprobe.errors import DamagedTensor
+from twinprobe._runs.whole_files import write_whole
+from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 BY_NAME, BY_PLAIN_NAME, BY_CONTENT, FUSED = "name", "name without wrappers", "content", "fused"
 SHARDED = "copy of a rank"
+KNOWN = (".safetensors", ".npz", ".npy", ".pt", ".pth")  # files of tensors that can be sketched
 _WRAPPERS = WRAPPERS | {"state_dict", "model_state_dict", "_layer", "_network", "backbone"}
 _FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj", "gate_up", "w13", "kv", "gate_and_up", "fc1", "h_to_4h")
 _SPLIT_NAMES = (("q", "k", "v"), ("gate", "up"), ("w1", "w3"), ("k", "v"))
@@ -382,3 +393,56 @@ def _adds_up(shapes: list[Shape], whole: Shape) -> bool:
     """Whether tensors of these shapes make up the whole along one axis, as they are or transposed."""
     turned = [shape[::-1] for shape in shapes] if len(whole) == 2 else shapes
     return fill_up(shapes, whole) or fill_up(turned, whole)
+
+
+# Sketches of checkpoints and arrays.
+
+
+def write_sketches(files: Iterable[Path], output: Path) -> int:
+    """Write the sketches of all tensors of these files, which are read one after the other; returns how many."""
+    leaves: dict[str, Any] = {}
+    came_from: dict[str, Path] = {}
+
+    def write(place: Path) -> None:
+        with place.open("wb") as stream:
+            sketches = SketchFile(stream)
+            for file in files:
+                for name, tensor in _named_tensors(file):
+                    if name in leaves:
+                        raise BadInput(f"{came_from[name]} holds a tensor {name!r}, too", where=file)
+                    values, row = measured(tensor) if tensor.data.size else ((), None)
+                    leaf = {"type": "Tensor", "dtype": tensor.dtype, "shape": list(tensor.shape)}
+                    leaves[name] = leaf | dict(zip(("Max", "Min", "Mean", "Norm"), values, strict=False))
+                    came_from[name] = file
+                    sketches.add([(len(leaves), row)])
+            if not leaves:
+                raise NothingToCompare("hold no tensors", where=", ".join(map(str, files)))
+            head = {"task": "statistics", "level": "debug", "framework": "pytorch", "dump_data_dir": None}
+            sketches.finish(json.dumps({**head, "data": leaves}).encode())
+
+    write_whole(output, write)
+    return len(leaves)
+
+
+def sketched(path: Path) -> Run:
+    """A file of tensors as a run of sketches."""
+    with TemporaryDirectory(prefix="twinprobe-") as folder:
+        place = Path(folder, f"tensors{SUFFIX}")
+        write_sketches([path], place)
+        run = open_run(place)
+        assert run.sketches is not None  # read now: the file is gone when they are needed
+    run.notes = [note.replace(str(place), str(path)) for note in run.notes]
+    run.path = path.with_suffix(SUFFIX)
+    return run
+
+
+def _named_tensors(path: Path) -> Iterator[tuple[str, HostTensor]]:
+    """The tensors of a file by their names; a file of a single one gives its own."""
+    if path.suffix.lower() not in KNOWN:
+        raise BadInput("is no file of tensors", where=path, hint=f"known are {', '.join(KNOWN)}")
+    try:
+        for name, stored in tensors_in(path).items():
+            yield name or path.stem, stored.read()
+    except (DamagedTensor, OSError, MemoryError) as error:
+        damage = error if isinstance(error, DamagedTensor) and error.where else damage_of(path, error)
+        raise BadInput(damage.what, where=damage.where, hint=damage.hint) from None

@@ -32,11 +32,10 @@ from twinprobe._layout.ranks import (
     with_experts,
     without_recomputation,
 )
-from twinprobe._layout.settle import NO_UPDATE, TOTAL_NORM, Settler
-from twinprobe._layout.stages import OPTIMIZER
+from twinprobe._layout.settle import NO_UPDATE, Settler
 from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._layout.wrong_ranks import only_on, whose
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError

@@ -91,7 +91,7 @@ def describe(
     grain = float(noise.grain[at]) if noise is not None and floating else np.nan
     times = float(noise.times[at]) if noise is not None else np.nan
     expected = float(noise.expected[at]) if noise is not None else np.nan
-    size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, grain, times)
+    size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, error / grain, times)
     place = name.removeprefix(op).strip(".") or name
     what = _sentence(evidence, judged, beginning, found, place)
     isolated = evidence.isolated
@@ -156,13 +156,20 @@ def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _size(error: float, grain: float, times: float) -> str:
+def size_words(divergence: Divergence) -> str:
+    """How large the error is, as the sentence of a divergence says it."""
+    numbers = divergence.relative_error, divergence.error_eps, divergence.times_noise
+    error, eps, times = (np.nan if number is None else number for number in numbers)
+    return size_of(error) if divergence.begins in ("", EXTRA) else _size(error, eps, times)
+
+
+def _size(error: float, eps: float, times: float) -> str:
     if isnan(error) or error == 0:
         return ""
     share = f"{error:.3g}" if error < 1e-4 else f"{error:.2%}" if error < 10 else f"{error:.1e} times"
     parts = [share if error >= 10 else f"relative error {share}"]
-    if not isnan(grain):
-        parts.append(f"{error / grain:.3g} eps")
+    if not isnan(eps):
+        parts.append(f"{eps:.3g} eps")
     if 1 <= times < 1e6:
         parts.append(f"{times:.3g} times the noise")
     return f" ({', '.join(parts)})" if np.isfinite(error) else ""

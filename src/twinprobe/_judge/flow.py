@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, OpName
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -32,8 +32,6 @@ NONE = -1
 PARAMETER_GRADIENTS = "parameter gradients"  # one of the results that a summary begins with
 UPDATED_PARAMETERS = "updated parameters"
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
-OPTIMIZER = "Optimizer"  # the prefix of what optimizer.json holds
-TOTAL_NORM = f"{OPTIMIZER}.total_norm."  # the norm of all gradients, where a program clips them
 
 # Three odd constants that spread the bits of max, min and the number of elements over one word.
 _SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
@@ -164,7 +162,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     golden_op = pairs["g_op"].fill_null(NONE).to_numpy()
     behind = (golden_source != NONE) & alone[golden_source] & (golden_op[golden_source] > golden_op)
     golden_source[behind & (golden_op != NONE)] = NONE
-    written = each_call(lambda op: op.prefix == OPTIMIZER)  # of an optimizer.json
+    written = each_call(lambda op: op.text.startswith(OPTIMIZER))  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
     around = list(map(run.parents.get, run.ops))

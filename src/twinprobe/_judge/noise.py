@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import WILD, Values, arrived, gave_inside, values_of
-from twinprobe._judge.flow import NONE, OPTIMIZER, Flow
+from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
     Family,
@@ -27,7 +27,7 @@ from twinprobe._judge.operations import (
     is_over_batch,
     operation_of,
 )
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
         lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
     # Of optimizer.json: a gradient that is nothing beside all the others together (of a bias before a normalisation, of
     # the keys' bias) is zero in theory, and what is there is rounding.
-    given = flow.spread(flow.each_call(lambda op: op.prefix == OPTIMIZER)) & (flow.role == INPUT) & (epsilon > 0)
+    given = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT) & (epsilon > 0)
     sizes = np.nan_to_num(values.norm)
     nothing = given & (sizes <= _FLOAT32 * np.linalg.norm(sizes[given]))
     return np.where(nothing, np.fmax(lost, 4 * sizes), lost)
@@ -382,7 +382,7 @@ class _Operands:
             np.maximum.at(self.step, flow.of_row[plain], number[plain])
             self.step = np.where(self.step > 0, self.step, _USUAL_STEP)
         self.rate = np.zeros(count)  # of an update that divides by the size of its gradient: optimizer.json
-        adapts = flow.each_call(lambda op: op.prefix == OPTIMIZER and bool(_ADAPTS.search(op.body)))
+        adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
         if adapts.any():
             given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())
             self.rate[flow.of_row[given]] = np.nan_to_num(pairs["t_max"].to_numpy().astype(np.float64)[given])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools
-from twinprobe._judge.flow import grouped_calls
+from twinprobe._judge.flow import NONE, grouped_calls
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
@@ -249,6 +249,18 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, texts and numbers, with the field names as keys."""
         return asdict(self)
+
+
+def update_of_one_run(ops: list[str], side: str) -> Divergence:
+    """Parameters that only the optimizer of one side changes, named by the first of them."""
+    more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
+    sentence = f"only the {side} run's optimizer changes this parameter{more}: only there it has a gradient"
+    begins = "missing" if side == "golden" else "extra"
+    row = f"{ops[0]}.output.0"
+    return Divergence(
+        ops[0], row, row, "", {}, {}, None, sentence, "injected", NONE, argument="output.0", begins=begins,
+        kinds=[{"name": begins, "sentence": sentence, "confidence": 0.9}],
+    )  # fmt: skip
 
 
 def unread_rows(count: int, where: str = "") -> str:

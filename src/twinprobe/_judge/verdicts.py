@@ -27,12 +27,13 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import NONE, TOTAL_NORM, Differences, Flow, ignored_rows, trace
+from twinprobe._judge.flow import NONE, Differences, Flow, ignored_rows, trace
 from twinprobe._judge.noise import Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, grown, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
+from twinprobe._runs.names import TOTAL_NORM
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 

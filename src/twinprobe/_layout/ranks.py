@@ -17,8 +17,8 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout, layout_for
 from twinprobe._layout.pieces import Placement, Shape, read_placement
-from twinprobe._layout.stages import OPTIMIZER, experts_in, in_expert
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
+from twinprobe._layout.stages import experts_in, in_expert
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
 from twinprobe._runs.whole_files import whole_file

@@ -35,10 +35,9 @@ from twinprobe._layout.pieces import (
     same,
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
-from twinprobe._layout.stages import OPTIMIZER
 from twinprobe._layout.whole import Whole, common_shapes
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies
-from twinprobe._runs.names import BACKWARD
+from twinprobe._runs.names import BACKWARD, TOTAL_NORM
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
@@ -46,7 +45,6 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_s
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
 _ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 NO_UPDATE = "does not update this parameter"
-TOTAL_NORM = f"{OPTIMIZER}total_norm."
 
 Match = Callable[[Run, Run], Pairs]
 

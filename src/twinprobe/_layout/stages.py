@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from twinprobe._runs.names import GRADIENTS, is_module, parse_op
+from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op
 from twinprobe._runs.run import Run
 
 _NUMBER = re.compile(r"\.(\d{1,18})(?=\.)")
-OPTIMIZER = "Optimizer."  # what optimizers saw: the name of a parameter follows, not that of a call
 _CHUNK = re.compile(r"^(\w+)\.(\d{1,18})\.")
 
 

@@ -12,6 +12,9 @@ GRADIENTS = "parameters_grad"
 # One of the last two parts of every recorded call's name.
 DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
 CONTAINERS = frozenset({"Module", "Cell"})
+# In optimizer.json: the name of a parameter follows, or the norm of all gradients of a step.
+OPTIMIZER = "Optimizer."
+TOTAL_NORM = f"{OPTIMIZER}total_norm."
 # The same grammar for columns of names, in the regular expressions of polars: what follows the name of a function or
 # class in a forward call; the name of the function or class in a row's; the module that a row's parameter belongs to.
 FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"

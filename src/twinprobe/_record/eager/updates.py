@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twinprobe._record.rows import Entry, Note, with_total_norm
+from twinprobe._runs.names import TOTAL_NORM
 
 Named = tuple[str, str | None]  # a parameter's name in the model, and how it is stored if that is the framework's own
 
@@ -139,7 +140,7 @@ class Updates:
             before = math.hypot(*step.clipped)
         seen = [entry.parts["input_args"][0] for entry, _ in step.entries.values()]
         parts = {"input_args": [before], "output": seen}
-        total = Entry(f"Optimizer.total_norm.{step.kind}.{step.number}.forward", parts)
+        total = Entry(f"{TOTAL_NORM}{step.kind}.{step.number}.forward", parts)
         engine.note_update(with_total_norm(total))  # last, so that a parameter is the first to differ
 
     def _note(self, tensor: Any, mark: str | None = None) -> Note:

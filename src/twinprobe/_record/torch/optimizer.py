@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from twinprobe._record.rows import Entry
+from twinprobe._runs.names import TOTAL_NORM
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -144,7 +145,7 @@ class Updates:
                 noted.append((Entry(f"Optimizer.{name}.{kind}.{number}.forward", parts), parameter))
         self._open[id(optimizer)] = noted
         before, self._before_clipping = self._before_clipping, None
-        total = Entry(f"Optimizer.total_norm.{kind}.{number}.forward", {"input_args": [before], "output": gradients})
+        total = Entry(f"{TOTAL_NORM}{kind}.{number}.forward", {"input_args": [before], "output": gradients})
         noted.append((total, None))  # last, so that a parameter is the first to differ
 
     def _inside_another(self, optimizer: Any, kind: str) -> bool:

@@ -32,6 +32,7 @@ from twinprobe._record.torch.optimizer import Updates
 from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, rounding_settings
+from twinprobe._runs.names import TOTAL_NORM
 from twinprobe._runs.tensors.elements import HostTensor
 
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
@@ -232,7 +233,7 @@ class TorchRecorder(Recorder):
         self.book.let_go()
 
     def finished(self, update: Entry) -> Entry:
-        return with_total_norm(update) if update.name.startswith("Optimizer.total_norm.") else update
+        return with_total_norm(update) if update.name.startswith(TOTAL_NORM) else update
 
     def checksum(self, payload: torch.Tensor) -> Any:
         return host_digest(payload, "md5")

@@ -1,0 +1,147 @@
+"""What the optimizers of two runs read and wrote, added to the comparison of the runs themselves.
+
+A run of modules alone records no call of an optimizer: its optimizer.json, compared as a run of its own, tells whether
+gradients, settings and updated parameters agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from twinprobe._align.links import Pairs
+from twinprobe._align.matcher import match_names, match_updates
+from twinprobe._judge.describe import size_words
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
+from twinprobe._judge.origin import Divergence, Summary, update_of_one_run
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
+from twinprobe._runs.run import DIGESTS, DUMP, Run
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
+
+
+def add_little(summary: Summary, target: Run, golden: Run) -> bool:
+    """Whether the files of updates add nothing: to checksums, to ranks put together, to recorded calls that agree."""
+    runs = target, golden
+    if summary.mode == DIGESTS or any(run.arrangement or run.path.name != DUMP for run in runs):
+        return True
+    first = summary.first
+    # Where the optimizer's calls were recorded, all that is left to add is the setting that explains their difference.
+    inside = first is not None and first.module == IN_OPTIMIZER and first.begins not in (PARAMETER_DIFFERS, OUTSIDE)
+    return _calls_recorded(summary, runs) and not inside
+
+
+def _calls_recorded(summary: Summary, runs: tuple[Run, Run]) -> bool:
+    recorded = all(IN_OPTIMIZER in run.parents.values() for run in runs)
+    return recorded and any(result.name in (PARAMETER_GRADIENTS, UPDATED_PARAMETERS) for result in summary.results)
+
+
+def parameter_matcher(target: Run, golden: Run, pairs: pl.DataFrame) -> Callable[[Run, Run], Pairs]:
+    """How updates are paired: by the names of parameters; across frameworks, as the modules that hold them were."""
+    if target.framework == golden.framework:
+        return match_names
+    rows = pairs.filter((pairs["t_row"] >= 0) & (pairs["g_row"] >= 0)).select("t_row", "g_row")
+    sides = []
+    for run, column in ((target, "t_row"), (golden, "g_row")):
+        places = rows[column].to_numpy()
+        calls = [parse_op(run.ops[op]) for op in run.table["op"].to_numpy()[places].tolist()]
+        values = run.table["name"].to_numpy()[places].tolist()
+        sides.append([
+            f"{call.body}.{name.rpartition('.parameters.')[2]}" if call.is_module and ".parameters." in name else ""
+            for call, name in zip(calls, values, strict=True)
+        ])  # fmt: skip
+    return partial(match_updates, names={name: there for name, there in zip(*sides, strict=True) if name and there})
+
+
+def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], update_runs: tuple[Run, Run]) -> Summary:
+    """The summary of two runs with what the comparison of their updates says.
+
+    An update is the first divergence where nothing before it differs, or only parameters that were read before: these
+    were written to in between.
+    """
+    target, golden = runs
+    first = summary.first
+    if first is not None and _calls_recorded(summary, runs):
+        return _by_setting(summary, first, updates.first)
+    if first is not None and _loss_scaled(first, updates):
+        results = [result for result in summary.results if result.name != PARAMETER_GRADIENTS]
+        note = (
+            f"{first.row} is scaled on the way back, and the optimizer reads gradients that agree: a scale of the loss"
+        )
+        summary, first = replace(summary, first=None, others=[], results=results, notes=[*summary.notes, note]), None
+    earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
+    if first is not None and not earlier:  # what is read before anything came back was not yet written to
+        back = (at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS))
+        earlier = first.op in target.ops[: next(back, 0)]
+    update = updates.first
+    if target.framework == golden.framework and (update is None or update.op.startswith(TOTAL_NORM)):
+        update = _updated_in_one_run(*update_runs) or update
+    if update is not None and update.begins not in (ARGUMENT, MISSING, EXTRA):
+        # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
+        # nothing, nor do those that are as far off in a run that agrees.
+        gradients = (result.worst for result in summary.results if result.name == PARAMETER_GRADIENTS and first is None)
+        exact = first is None and not any(result.worst for result in summary.results)  # no noise that could grow
+        single = not exact and not any(result.differing > _MANY * result.values for result in updates.results)
+        if single or (update.relative_error or 0.0) < _MORE * max(gradients, default=0.0):
+            return summary
+    summary = replace(summary, results=[*summary.results, *updates.results])
+    if update is None or earlier:
+        return summary
+    # A setting differs for all parameters alike: it is reported once.
+    others = [replace(other, order=NONE) for other in updates.others if _unsized(other) != _unsized(update)]
+    return replace(summary, first=replace(update, order=NONE, module=IN_OPTIMIZER), others=others)
+
+
+def _unsized(divergence: Divergence) -> str:
+    return divergence.sentence.replace(size_words(divergence), "")
+
+
+def _by_setting(summary: Summary, first: Divergence, setting: Divergence | None) -> Summary:
+    """Name the setting of an optimizer that differs: its calls show its effect (a factor, an additional call)."""
+    kinds = [] if setting is None or setting.begins != ARGUMENT else [k for k in setting.kinds if k["name"] == ARGUMENT]
+    if not kinds:
+        return summary
+    words = str(kinds[0]["sentence"]).replace("input.", "")
+    effect = f"; {first.sentence.removeprefix(f'{first.argument}: ')}"
+    if first.begins == ARGUMENT:  # a number that was made of the setting, or of two calls that are no pair
+        effect = size_words(first)
+    shapes = [kind for kind in first.kinds if kind["name"] != ARGUMENT]
+    first = replace(
+        first,
+        sentence=f"{first.argument}: a setting of the optimizer differs: {words}{effect}",
+        begins=ARGUMENT,
+        kinds=[{**kinds[0], "sentence": words}, *shapes],
+    )
+    return replace(summary, first=first, others=[other for other in summary.others if other.module != IN_OPTIMIZER])
+
+
+def _loss_scaled(first: Divergence, updates: Summary) -> bool:
+    """Whether gradients are off by a factor on the way back that they lose before an optimizer reads them."""
+    agree = updates.first is None and bool(updates.results) and all(result.agrees for result in updates.results)
+    back = parse_op(first.op).direction in (BACKWARD, GRADIENTS)
+    return agree and back and any(kind["name"] == "factor" for kind in first.kinds)
+
+
+def _updated_in_one_run(target: Run, golden: Run) -> Divergence | None:
+    """A parameter that the optimizer of one run alone changes, because only there it has a gradient."""
+    for run, other, side in ((golden, target, "golden"), (target, golden, "target")):
+        there, moved = set(other.ops), []
+        for number, op in enumerate(run.ops):
+            if op in there or op.startswith(TOTAL_NORM):
+                continue
+            rows = run.table.filter((run.table["op"] == number) & (run.table["kind"] == TENSOR))
+            gradient, before, after = (
+                rows.filter(rows["role"] == role)["norm"].drop_nulls().to_list() for role in (INPUT, PARAMETER, OUTPUT)
+            )
+            if any(gradient) or before != after:  # a gradient of zeros moves nothing; 16 bits show no small step
+                moved.append(op)
+        if moved and 2 * len(moved) < len(run.ops):  # otherwise another optimizer, which names them differently
+            return update_of_one_run(moved, side)
+    return None
