@@ -117,7 +117,7 @@ def check_full_disk(script: str, path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     done = run_script(script.format(path=str(path), task="statistics", before=limit, inside=""))
     assert "trained to the end" in done.stdout, done.stderr
-    assert (done.stderr + done.stdout).count("recording stops, the program goes on") == 1
+    assert (done.stderr + done.stdout).count("recording stops, the program continues") == 1
 
 
 def check_unwritable(script: str, path: Path) -> None:
@@ -125,7 +125,7 @@ def check_unwritable(script: str, path: Path) -> None:
     path.write_text("in the way")
     done = run_script(script.format(path=str(path / "dump"), task="statistics", before="", inside=""))
     assert "trained to the end" in done.stdout, done.stderr
-    assert (done.stderr + done.stdout).count("recording stops, the program goes on") == 1
+    assert (done.stderr + done.stdout).count("recording stops, the program continues") == 1
 
 
 def check_earlier_dump(script: str, path: Path) -> None:

@@ -210,7 +210,7 @@ def _compared_paths(result: Path) -> list[Path]:
             return [as_path(str(summary[side]["path"])) for side in ("target", "golden")]
     if result.is_dir() and any(result.rglob("compare_result*")):
         hint = "compare with --format json, or name both recordings"
-        raise BadInput("holds results that do not say which recordings were compared", where=result, hint=hint)
+        raise BadInput("holds results that do not name the recordings", where=result, hint=hint)
     return []
 
 
@@ -243,7 +243,7 @@ def find(
         write_index(folder)
         return Found([found.sentence, *found.stages.values()], files, [], bool(found.agrees))
     if options:
-        raise BadInput(f"{next(iter(options))} belongs to a search over programs, and these are two recordings")
+        raise BadInput(f"{next(iter(options))} applies to programs, but these are two recordings")
     from twinprobe._compare.job import analyze
     from twinprobe._compare.request import Request
     from twinprobe._judge.verdicts import Thresholds
@@ -295,7 +295,7 @@ def open(path: PathLike | Mapping[str, Any]) -> Run:
     found = list(_runs_below(where))
     run = open_run(found[0])
     if len(found) > 1:
-        run.notes.append(f"{where}: {len(found)} runs lie here; {found[0]} is the one that was opened")
+        run.notes.append(f"{where}: {len(found)} runs are here; {found[0]} was opened")
     return run
 
 
@@ -326,7 +326,7 @@ def check_weights(
 
 def _folder(side: PathLike | Run | Mapping[str, Any]) -> Path:
     if isinstance(side, Mapping):
-        raise BadInput("a dictionary of tensors cannot be compared with a recording", hint="give two of a kind")
+        raise BadInput("a dictionary of tensors cannot be compared with a recording", hint="give two of the same kind")
     return as_path(side) if isinstance(side, str | os.PathLike) else side.path
 
 

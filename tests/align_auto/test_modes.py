@@ -81,8 +81,8 @@ def test_an_edited_alignment_is_obeyed(mindspore_pair: tuple[Run, Run], tmp_path
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "is no alignment"),
-        ('{"relations": 3}', "is no alignment"),
+        ("{", "is not an alignment"),
+        ('{"relations": 3}', "is not an alignment"),
         ('{"relations": [{"target": "a", "golden": []}]}', "calls on both sides"),
         ('{"relations": [{"target": "a", "golden": "b", "kind": "cousins"}]}', "kind 'cousins' is not known"),
         ('{"relations": [{"target": "a", "golden": "b"}, {"target": "a", "golden": "c"}]}', "relations[0] already"),

@@ -90,7 +90,7 @@ def debug_file(folder: Path) -> Path:
         (other_name, "is neither dump.json nor debug.json"),
         (not_json, "is not JSON"),
         (an_array, "is not a dump"),
-        (wrong_leaf, "data['Torch.f.0.forward'].input_args[0]: is no recorded value"),
+        (wrong_leaf, "data['Torch.f.0.forward'].input_args[0]: is not a recorded value"),
         (other_task, "the tasks differ"),
         (with_digests, "holds checksums"),
         (without_data, "nothing to compare"),

@@ -178,7 +178,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
         b'{"input_ids": [1, 2], "scores": [0, 0]}\n',
         "has no logprobs: it holds input_ids, scores",
     ),
-    "no JSON": ("x.jsonl", b'{"input_ids": [1], "logprobs": [-1]}\n{oops\n', "line 2 is no JSON object"),
+    "no JSON": ("x.jsonl", b'{"input_ids": [1], "logprobs": [-1]}\n{oops\n', "line 2 is not a JSON object"),
     "a name missing later": (
         "x.jsonl",
         b'{"input_ids": [1], "logprobs": [-1]}\n{"input_ids": [2]}\n',

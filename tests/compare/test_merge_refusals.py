@@ -30,7 +30,7 @@ def bad_config(tmp_path: Path, text: str) -> BadInput:
         ("api: [{a: b}]", "name was expected"),
         ("", "empty"),
         ("- Distributed", "a mapping was expected"),
-        ("api: [Distributed]\napi: [Torch]", "'api' stands here and in line 1"),
+        ("api: [Distributed]\napi: [Torch]", "'api' is here and in line 1"),
         ("api: [Distributed", "is not YAML"),
         ("api: [Distributed]\ncompare_index: [Max dif]", "Max diff"),
         ("api: [Distributed]\ncompare_index: [Cosine]", "only results of real data have it"),

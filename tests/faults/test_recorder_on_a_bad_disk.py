@@ -10,7 +10,7 @@ import pytest
 from fault_checks import check_recording
 from fault_tools import Victims, make_read_only
 
-STOPS = "recording stops, the program goes on"
+STOPS = "recording stops, the program continues"
 
 
 def _check_trained(result: dict[str, Any], reason: str) -> None:

@@ -47,11 +47,11 @@ def test_an_index_of_another_recorder_is_neither_appended_to_nor_replaced(tmp_pa
     first, second = DumpFolder(tmp_path, HEADER), DumpFolder(tmp_path, HEADER)
     first.open()
     first.add("a", "{}")
-    with pytest.raises(FileExistsError, match="another recorder writes here") as caught:
+    with pytest.raises(FileExistsError, match="another recorder is writing to this folder") as caught:
         second.open()
     assert is_disk_error(caught.value)
     first.close({})
-    with pytest.raises(FileExistsError, match="another recorder has written here"):
+    with pytest.raises(FileExistsError, match="another recorder has written to this folder"):
         second.open()
     assert json.loads((tmp_path / "dump.json").read_text())["data"] == {"a": {}}
 

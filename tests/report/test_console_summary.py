@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from report_tables import small_table, summary_of
 from rich.console import Console
 
-from twinprobe._judge.origin import Summary
+from twinprobe._judge.origin import Result, Summary
 from twinprobe._report.console import json_bytes, print_summary, visible
 
 OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -43,7 +43,7 @@ def test_the_summary_names_counts_first_divergence_and_files(summary: Summary) -
         "first divergence (row 3, injected)",
         summary.first.op,
         summary.first.sentence,
-        summary.first.stack_line,
+        "at train.py:12, in step: loss = model(batch)",
         "note: a note",
         "out/compare_result_20260102030405.xlsx",
     ):
@@ -69,6 +69,12 @@ def test_warnings_without_a_first_divergence_are_not_called_agreement(summary: S
     text = printed(replace(summary, first=None))
     assert "No first divergence" in text
     assert "every row passes" not in text
+
+
+def test_agreement_is_claimed_only_for_what_both_runs_have(summary: Summary) -> None:
+    loss = Result("loss", agrees=True, values=1, differing=0, worst=0.0, worst_eps=0.0, where="")
+    text = printed(replace(summary, first=None, results=[loss], target_only=0, golden_only=15))
+    assert f"agree within noise where both have values; 15 of {summary.rows} rows are in one run only." in text
 
 
 def test_escape_sequences_and_markup_in_names_are_shown_and_not_obeyed(summary: Summary) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 from report_page import shown_names, shown_rows
 from report_tables import MODES, long_table, small_table, summary_of
+
+from twinprobe._judge.origin import Result
 
 Open = Callable[..., Page]
 
@@ -39,6 +42,15 @@ def test_runs_that_agree_are_said_to_agree(open_page: Open) -> None:
     page = open_page(table, summary_of(table, first=None))
     assert page.locator("#first-title").inner_text() == "The two runs agree"
     assert not page.locator("#first-show").is_visible()
+
+
+def test_results_that_differ_are_not_said_to_agree(open_page: Open) -> None:
+    """A first divergence may be missing where small errors grow: that is no agreement."""
+    table = small_table()
+    loss = Result("loss", agrees=False, values=1, differing=1, worst=0.5, worst_eps=1e6, where="loss")
+    page = open_page(table, replace(summary_of(table, first=None), results=[loss]))
+    assert page.locator("#first-title").inner_text() == "The results differ, and no single call stands out"
+    assert f"3 of {table.height} rows are in one run only." in page.locator("#first-sentence").inner_text()
 
 
 def test_only_the_rows_in_view_are_elements(open_page: Open) -> None:

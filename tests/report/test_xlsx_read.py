@@ -132,7 +132,7 @@ def test_a_row_without_end_takes_no_more_than_a_little_memory(tmp_path: Path) ->
 def test_what_is_no_workbook_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.xlsx"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=r"a\.xlsx: is no sound xlsx file"):
+    with pytest.raises(BadInput, match=r"a\.xlsx: is not a valid xlsx file"):
         read_titles(path)
 
 

@@ -163,7 +163,7 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "a list within itself": (lambda: container(b"\x80\x02]q\0h\0a."), "no bare tensor but: list"),
     "doubling tuples": (lambda: container(doubling(200) + b"."), "no bare tensor but: tuple"),
     "doubling tuples as a key": (lambda: container(doubling(200) + b"}h\xc8Ns."), "neither text nor a number"),
-    "items for a tuple": (lambda: container(b")K\x01Ns."), "fills what is no dictionary"),
+    "items for a tuple": (lambda: container(b")K\x01Ns."), "fills something that is not a dictionary"),
     "an unhashable key": (lambda: container(b"}]Ns."), "neither text nor a number"),
     "pickle of megabytes": (lambda: container(b"N" * (3 << 20) + b"."), "too many for one tensor"),
     "pickle of compressed megabytes": (lambda: container(b"N" * (64 << 20), method=8), "too many for one tensor"),

@@ -136,7 +136,7 @@ def test_an_alignment_in_pieces_is_the_same(tmp_path: Path, in_pieces: Any) -> N
     with pytest.raises(BadInput, match=r"relations\[300\].*target call of relations\[7\] already"):
         alignment_file.read_alignment(path)
     path.write_text(json.dumps({"relations": relations})[:-10])
-    with pytest.raises(BadInput, match="is no alignment"):
+    with pytest.raises(BadInput, match="is not an alignment"):
         alignment_file.read_alignment(path)
 
 

@@ -183,7 +183,7 @@ def test_dictionaries_of_arrays() -> None:
     first = twinprobe.compare({"x": np.ones(3), "y": torch.arange(4.0) * 2}, golden).first
     assert first is not None
     assert first.op == "y"
-    with pytest.raises(BadInput, match="'x' is no array of numbers"):
+    with pytest.raises(BadInput, match="'x' is not an array of numbers"):
         twinprobe.open({"x": "text"})
     with pytest.raises(NothingToCompare):
         twinprobe.open({})

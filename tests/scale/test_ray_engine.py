@@ -181,7 +181,9 @@ def refused(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("address", "says"), [("127.0.0.1:1", "does not answer"), ("somewhere", "is no Ray address")])
+@pytest.mark.parametrize(
+    ("address", "says"), [("127.0.0.1:1", "does not answer"), ("somewhere", "is not a Ray address")]
+)
 def test_an_address_that_is_none_is_an_error(
     address: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

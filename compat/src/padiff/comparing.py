@@ -57,7 +57,7 @@ def auto_diff(*given: Any, **named: Any) -> bool:
     """
     asked = _released(*given, **named) if _is_released(given, named) else _development(*given, **named)
     if asked.inputs is None:
-        raise BadInput("auto_diff got no inputs", hint="auto_diff(layer, module, (inputs of layer, inputs of module))")
+        raise BadInput("auto_diff needs inputs", hint="auto_diff(layer, module, (inputs of layer, inputs of module))")
     options = {**_DEFAULTS, **asked.options}
     if options.get("diff_phase") == "backward" and not options.get("single_step"):
         say('diff_phase="backward" needs single_step=True: both phases are compared')

@@ -33,7 +33,7 @@ class LayerLists:
             path = next((path for path, one in known.items() if one is layer), None)
             if path is None:
                 raise BadInput(
-                    f"{type(layer).__name__} is no layer of this model", hint="give layers of the model itself"
+                    f"{type(layer).__name__} is not a layer of this model", hint="give layers of the model itself"
                 )
             inside = {one for one in known if one != path and (not path or one.startswith(f"{path}."))}
             which |= {"self": {path}, "sublayers": inside, "all": {path} | inside}[mode]

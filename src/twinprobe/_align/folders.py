@@ -77,7 +77,7 @@ def _pair_ranks(
         # Process numbers mean nothing from run to run; their order is all there is.
         pairs = [FolderPair(a, b) for a, b in zip(left, right, strict=False)]
         rest = [folder.label for folder in left[len(right) :] + right[len(left) :]]
-        notes = [f"processes are paired in the order of their numbers: {target} and {golden}"]
+        notes = [f"processes are paired in order of their ids: {target} and {golden}"]
         return pairs, notes, [f"{label} has no counterpart" for label in rest]
     numbers = {folder.key.rank: folder for folder in right}
     pairs = [FolderPair(folder, numbers[folder.key.rank]) for folder in left if folder.key.rank in numbers]

@@ -84,8 +84,8 @@ def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
     rows = _at_the_boundary(*sides) or [(other, row) for row, other in _at_the_boundary(*sides[::-1])]
     if rows:
         board.notes[:] = [  # in place of what was said where no layer could be aligned
-            "one run holds the model as a whole (compiled, say), the other only what is inside: what goes in and "
-            "what comes out was paired; to see more, record both runs without compiling"
+            "one run has the whole model as a single call (compiled, for example), the other only the calls inside: "
+            "its inputs and outputs were paired; to see more, record both runs without compiling"
         ]
         pairs = dict(pair[::-1] if turned else pair for pair in rows)
         return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
@@ -93,10 +93,10 @@ def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
     if parts:
         board.notes.append(
             "one run computes in parts what the other computes at once (micro batches): modules were compared by "
-            "the parts put together, and gradients not at all, since they depend on how losses are scaled"
+            "their concatenated parts; gradients were not compared, since they depend on how losses are scaled"
         )
         return RowLinks(groups=[(*(pair[::-1] if turned else pair), PARTS) for pair in parts], by_place=True)
-    board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
+    board.notes.append("the two runs share no layer of the same path and weights: are these runs of the same model?")
     return None
 
 
@@ -273,7 +273,7 @@ def _add_notes(board: Board, before: list[int], groups: list[CallGroup]) -> None
     if alone and any(link != NONE for link in board.partner):
         board.notes.append(f"{calls} in one run only; the rest was paired by place")
     elif moved:
-        board.notes.append("both runs make the same calls under other names or numbers; they were paired by place")
+        board.notes.append("both runs make the same calls under different names or numbers; they were paired by place")
 
 
 def _note_of_groups(groups: list[CallGroup], board: Board) -> list[str]:
@@ -286,7 +286,9 @@ def _note_of_groups(groups: list[CallGroup], board: Board) -> list[str]:
         return []
     one, other = sum(len(group.target) for group in forward), sum(len(group.golden) for group in forward)
     where = "1 place" if len(forward) == 1 else f"{len(forward):,} places"
-    return [f"in {where} the runs compute the same in other steps ({one:,} calls against {other:,}), compared as one"]
+    return [
+        f"in {where} the runs compute the same in different steps ({one:,} calls against {other:,}), compared as one"
+    ]
 
 
 class _Walk:

@@ -78,11 +78,16 @@ def seconds(text: str) -> float:
 def add_pair_arguments(add: Callable[..., object]) -> None:
     """Declare what governs the pairing by names."""
     add("--pair", choices=("place", "numbers"),
-        help="calls of equal name: by their place in the model (default), or by their call number")  # fmt: skip
+        help="pair calls of equal name by their place in the model (default), or by their call number")  # fmt: skip
     add("--align", choices=("auto", "names", "none"), default="auto",
-        help="what names leave unpaired: align where names do not meet (auto), nothing (names), or use mapping files "
-        "alone (none)")  # fmt: skip
-    add("--alignment", type=path, metavar="JSON", help="by an alignment.json of twinprobe align, edited or not")
+        help="align calls whose names differ (auto, default), pair by names only (names), or by mapping files only "
+        "(none)")  # fmt: skip
+    add(
+        "--alignment",
+        type=path,
+        metavar="JSON",
+        help="pair by an alignment.json from twinprobe align, which you may edit",
+    )
 
 
 def pair_rule(args: argparse.Namespace) -> Literal["place", "numbers"]:

@@ -54,25 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="pair layers of the model code")
     add_pair_arguments(pair)
     pair("--layout", nargs="+", metavar="SIZES",
-         help="how ranks are laid out, e.g. tp=2,pp=2 (dp, cp, ep, vpp): of the target, or of both")  # fmt: skip
+         help="how the ranks of target and golden are laid out, e.g. tp=2,pp=2 (also dp, cp, ep, vpp)")  # fmt: skip
     pair("--tokens", nargs="?", const="on", default="auto", choices=("auto", "on", "off"),
-         help="compare token by token: where sequences are cut otherwise (auto, default), on, or off")  # fmt: skip
+         help="compare token by token: if sequences are split differently (auto, default), always, never")  # fmt: skip
     add("-da", "--diff_analyze", action="store_true", help="find the first call that differs across all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
     add("-tensor_log", "--is_print_compare_log", action="store_true", help="print one line per compared row")
     add("--rounding", type=float, metavar="N",
-        help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
+        help="judge by a fixed tolerance of N machine epsilons instead of the expected error")  # fmt: skip
     add("--noise", type=Path, metavar="RUN",
-        help="a recording of the golden program on other kernels or with perturb: noise as measured")  # fmt: skip
+        help="measure noise with a third recording: the golden program on other kernels, or with perturb")  # fmt: skip
     add("--replay", type=seconds, nargs="?", const=True, default=False, metavar="SECONDS",
-        help="run suspects again from their own inputs, for at most so many seconds a rank (default: 60)")  # fmt: skip
+        help="run suspects again from their own inputs, for at most SECONDS per rank (default: 60)")  # fmt: skip
     add("--memory-mb", type=positive, metavar="N",
-        help="the most MiB of memory that replaying one call may take (default: 2048)")  # fmt: skip
-    add("--each-step", action="store_true", help="runs of many steps: print a line for each of them")
+        help="limit on the memory for replaying one call, in MiB (default: 2048)")  # fmt: skip
+    add("--each-step", action="store_true", help="for runs of many steps, print a line for each step")
     add("--fail-on", nargs="?", const="divergence", choices=("divergence", "error", "warning"),
-        help="exit with code 1 if the runs differ more than noise explains (divergence, the default), or also if any "
-        "row has this verdict or worse")  # fmt: skip
+        help="exit with code 1 if the runs differ more than noise explains (divergence, the default); with error or "
+        "warning, also if any row has this verdict or worse")  # fmt: skip
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")

@@ -13,20 +13,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("target", metavar="TARGET",
-        help='the program under test, as one word: "python train.py --backend b"; or a recording')  # fmt: skip
+        help='the command under test, in quotes: "python train.py --backend b"; or a recording')  # fmt: skip
     add("golden", metavar="GOLDEN",
-        help="the reference program, or a recording; the same command: is it deterministic?")  # fmt: skip
+        help="the reference command, or a recording; the same command twice checks if it is deterministic")  # fmt: skip
     add("-o", "--output_path", type=path, default="./output", metavar="DIR",
         help="folder for the recordings and the page (default: ./output)")  # fmt: skip
-    add("--steps", type=_count, metavar="N", help="watch only so many steps")
+    add("--steps", type=_count, metavar="N", help="watch only the first N steps")
     add("--from-step", type=_count, default=0, metavar="N",
-        help="the number of the first step, for commands that begin with a checkpoint of yours")  # fmt: skip
-    add("--seed", type=_count, default=None, metavar="N", help="the seed where a program sets none (default: 1234)")
+        help="the number of the first step, for commands that start from your own checkpoint")  # fmt: skip
+    add("--seed", type=_count, default=None, metavar="N", help="the seed for programs that set none (default: 1234)")
     add("--keep-seeds", action="store_true", help="set no seeds at all")
     add("--exact", action="store_true", help="every bit counts, as it does for one program run twice")
     add("--confirm", action="store_true",
-        help="run the target once more with golden's values where the difference begins: is it gone?")  # fmt: skip
-    add("--resume", action="store_true", help="go on with a hunt that was interrupted")
+        help="run the target again with golden's values where the difference starts: does it disappear?")  # fmt: skip
+    add("--resume", action="store_true", help="resume an interrupted search")
     add("--fail-on", nargs="?", const="divergence", choices=("divergence",), help="exit with code 1 if the runs differ")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
     return int(text)
 
 

@@ -42,10 +42,10 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
     add("--file_type", choices=FILE_TYPES, default=default_type,
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
     add("--layout", nargs="+", metavar="SIZES",
-        help="how ranks of target and golden are laid out, as in compare: tp=2,pp=2 (default: as recorded, or "
+        help="how the ranks of the target, and of golden, are laid out, e.g. tp=2,pp=2 (default: as recorded, or "
         "found)")  # fmt: skip
     add("--rounding", type=float, metavar="N",
-        help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
+        help="judge by a fixed tolerance of N machine epsilons instead of the expected error")  # fmt: skip
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")

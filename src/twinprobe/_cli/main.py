@@ -101,7 +101,7 @@ def exit_code(args: argparse.Namespace, summaries: Sequence[Summary], lost: Sequ
         unread = sum(summary.unread for summary in summaries)
         if unread and not args.allow_missing:
             tensors = "1 tensor" if unread == 1 else f"{unread:,} tensors"
-            problem = f"--fail-on {fail_on}: {tensors} could not be read, so it is unknown whether the runs agree"
+            problem = f"--fail-on {fail_on}: {tensors} could not be read, so whether the runs agree is unknown"
     if not problem:
         return 0
     complain(args.prog, f"{problem}; --allow-missing accepts that")
@@ -125,10 +125,10 @@ COMMANDS = {
     "graph": "draw the model of one run, or of two compared runs, from a compare.json",
     "graph_visualize": "draw the model of one run, or of two compared runs, from their folders",
     "view": "open the graphs of a folder in the browser, or export them as one page",
-    "merge_result": "collect chosen calls of all ranks from the results of compare",
-    "replay": "run one recorded call again: is it off by itself, and on which side?",
-    "reproduce": "write one call's inputs and a short script that shows its fault",
-    "sketch": "make kilobytes of checkpoints and arrays that can be compared with others",
+    "merge_result": "collect selected calls of all ranks from the results of compare",
+    "replay": "run one recorded call again and show which side is wrong by itself",
+    "reproduce": "write a folder with one call's inputs and a short script that shows its fault",
+    "sketch": "reduce checkpoints and arrays to a small file that can still be compared",
     "run": "record an unmodified script",
     "llm": "record and compare the inference of large models",
 }
@@ -141,6 +141,11 @@ FOREIGN = frozenset({
     "tensor-view", "errcheck", "opcheck", "transform",
 })  # fmt: skip
 
+# Words of the Python side that people try as commands.
+_INSTEAD = {
+    "record": "record a script with 'run', or call twinprobe.record in your program; ",
+    "auto_diff": "auto_diff is a Python function, twinprobe.auto_diff(base, raw, inputs); ",
+}
 
 _INVALID = re.compile(r"^argument (?P<what>[^:]+): invalid choice: '?(?P<word>[^' ]*)'? \(choose from (?P<known>.*)\)$")
 
@@ -205,10 +210,10 @@ def _parse(words: list[str], prog: str) -> argparse.Namespace:
     parser = _parser(prog)
     first = words[0] if words else ""
     if first in FOREIGN:
-        parser.error(f"'{first}' is not part of TwinProbe; its commands are: {', '.join(COMMANDS)}")
+        parser.error(f"'{first}' is not part of TwinProbe; the commands are: {', '.join(COMMANDS)}")
     if first and not first.startswith("-") and first not in COMMANDS:
-        near = did_you_mean(first, COMMANDS)
-        parser.error(f"there is no command {first!r}; {near}its commands are: {', '.join(COMMANDS)}")
+        near = _INSTEAD.get(first) or did_you_mean(first, COMMANDS)
+        parser.error(f"there is no command {first!r}; {near}the commands are: {', '.join(COMMANDS)}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
@@ -272,7 +277,7 @@ def _formatter() -> type[argparse.HelpFormatter]:
 # The five jobs, each with something that can be typed as it stands.
 _JOBS = (
     ("record a run", "{prog} run train.py", "or, in the program: with twinprobe.record(model, 'run_a'): ..."),
-    ("find where two runs part", "{prog} compare run_b run_a",
+    ("find where two runs diverge", "{prog} compare run_b run_a",
      "target (under test) first, then golden (the reference); checkpoints and folders of arrays work too"),
     ("pair models whose names differ", "{prog} align run_b run_a", "writes a mapping that compare can use"),
     ("see both models side by side", "{prog} graph_visualize -tp run_b -gp run_a -o out", "then: {prog} view out"),

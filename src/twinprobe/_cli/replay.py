@@ -13,21 +13,21 @@ from twinprobe.errors import BadInput
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of replay, which reproduce has too."""
     add = parser.add_argument
-    add("sides", type=path, nargs="+", metavar="TARGET [GOLDEN]",
-        help="two recordings with tensors, or the json result of compare that names them")  # fmt: skip
+    add("sides", type=path, nargs="+", metavar="RUN",
+        help="target and golden, recorded with tensors; or the json result of compare that names them")  # fmt: skip
     add("--call", required=True, metavar="NAME",
         help="the call, as compare names it: Functional.gelu.1.forward, or the path of a module")  # fmt: skip
     add("--golden-call", metavar="NAME",
         help="its counterpart in golden (default: the call that compare pairs with it)")  # fmt: skip
     add("--memory-mb", type=positive, metavar="N",
-        help="the most MiB of memory that replaying one call may take (default: 2048)")  # fmt: skip
+        help="limit on the memory for replaying one call, in MiB (default: 2048)")  # fmt: skip
     if parser.prog.endswith("reproduce"):
         add("-o", "--output_path", type=local_path, default="./reproducer", metavar="DIR",
             help="folder for inputs, script and README.md (default: ./reproducer)")  # fmt: skip
         add("--shrink", action="store_true",
             help="cut the inputs down to the smallest slice that still shows the fault")  # fmt: skip
     else:
-        add("--fail-on", action="store_true", help="exit with code 1 if a side is off by itself")
+        add("--fail-on", action="store_true", help="exit with code 1 if a side is wrong by itself")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from twinprobe._api import replay, reproduce
 
     if len(args.sides) > 2:
-        raise BadInput(f"{len(args.sides)} paths were given", hint="target first, then golden")
+        raise BadInput(f"takes two paths at most, not {len(args.sides)}", hint="target first, then golden")
     room = None if args.memory_mb is None else args.memory_mb << 20
     options: dict[str, Any] = {"call": args.call, "golden_call": args.golden_call, "room": room}
     if "shrink" in args:

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from twinprobe.errors import BadInput
 
     if args.output.suffix != SUFFIX:
-        raise BadInput(f"its name must end in {SUFFIX}: compare knows it by that", where=args.output)
+        raise BadInput(f"the name must end in {SUFFIX}", where=args.output)
     count = write_sketches(args.files, args.output)
     if not args.quiet:
         size = args.output.stat().st_size / 1000

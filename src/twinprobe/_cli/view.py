@@ -78,5 +78,5 @@ def _check(place: Path) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; choose one from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; choose one from 0 to 65535")
     return int(text)

@@ -225,7 +225,7 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
         calls = comparison.summary.target.ops
         raise NothingToCompare(
             f"nothing to compare: none of its {calls:,} calls has a counterpart in {job.golden}", where=job.target,
-            hint="are these two runs of one model? twinprobe align says what fits, a mapping file pairs other names",
+            hint="are these runs of the same model? twinprobe align shows what fits; a mapping file pairs other names",
         )  # fmt: skip
     return comparison
 
@@ -333,7 +333,7 @@ def _rank_jobs(request: Request, pair: FolderPair) -> tuple[list[Job], list[str]
     lost = []
     if not common:
         empty = pair.golden.path if left else pair.target.path
-        lost.append(f"{empty}: no dump.json or debug.json; this rank is left out")
+        lost.append(f"{empty}: no dump.json or debug.json here; this rank is left out")
     else:
         alone = [(left | right)[kind] for kind in left.keys() ^ right.keys()]
         lost += [f"{file}: has no counterpart on the other side; it is left out" for file in alone]

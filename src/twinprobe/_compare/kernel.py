@@ -88,7 +88,7 @@ def refuse_mapping(options: MappingOptions) -> None:
 def refuse_option(flag: str) -> None:
     """Raise BadInput for an option that kernel dumps do not have."""
     hint = "kernels are paired by their own names; --rank and --step choose among them"
-    raise BadInput(f"{flag} does not go with kernel dumps", hint=hint)
+    raise BadInput(f"{flag} cannot be used with kernel dumps", hint=hint)
 
 
 def pair_kernels(

@@ -62,7 +62,7 @@ def read_scored(path: Path) -> list[Scored]:
     if not path.is_file():
         raise BadInput("does not exist" if not path.exists() else "is no file", where=path)
     if suffix not in SUFFIXES:
-        raise BadInput("is none of Parquet, npz and JSON lines", where=path, hint=f"known are {', '.join(SUFFIXES)}")
+        raise BadInput("is not Parquet, npz or JSON lines", where=path, hint=f"known are {', '.join(SUFFIXES)}")
     readers: dict[str, Callable[[Path], Iterable[Mapping[str, Any]]]] = {
         ".parquet": _parquet, ".pq": _parquet, ".npz": _npz,
     }  # fmt: skip
@@ -117,7 +117,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = decoder.decode(line)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise BadInput(f"line {number} is no JSON object: {error}", where=path) from None
+                raise BadInput(f"line {number} is not a JSON object: {error}", where=path) from None
             names = names or _named(row, path)
             missing = [name for what, name in names.items() if what in ("input_ids", "logprobs") and name not in row]
             if missing:
@@ -171,7 +171,7 @@ def _scored(path: Path, number: int, row: Mapping[str, Any]) -> Scored:
     if ids.ndim != 1 or logprobs.ndim != 1 or counts.ndim != 1:
         raise BadInput(f"{where}: input_ids, logprobs and mask must be flat lists", where=path)
     if not np.array_equal(ids, np.floor(ids)):
-        raise BadInput(f"{where}: input_ids are no whole numbers", where=path)
+        raise BadInput(f"{where}: input_ids are not whole numbers", where=path)
     if len(logprobs) == len(ids) - 1:  # of all but the first, which nothing predicts
         logprobs = np.concatenate([[np.nan], logprobs])
     if len(counts) == len(ids) - 1:
@@ -351,7 +351,7 @@ def compare_logprobs(
             raise BadInput("does not exist", where=path)
         arrays.append(path.is_file() and path.suffix.lower() in SUFFIXES and path.name not in RUN_FILES)
     if arrays[0] != arrays[1]:
-        raise BadInput(f"{target} and {golden} are a file of arrays and a recording", hint="give two of a kind")
+        raise BadInput(f"{target} and {golden} are a file of arrays and a recording", hint="give two of the same kind")
     lost: list[str] = []
     compared: list[tuple[TokenPairs, Comparison]] = []
     if arrays[0]:

@@ -205,7 +205,7 @@ def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Optio
     of_golden[rows[known]] = evidence.deviation.error[known]
     if not np.nan_to_num(of_golden).any():  # the same kernels once more: a rerun that is equal says nothing
         raise BadInput(
-            "is equal to the golden run in every value: it shows no noise",
+            "equals the golden run in every value, so it shows no noise",
             where=noise.path, hint="record it with perturb=1, with other kernels, or with another number of threads",
         )  # fmt: skip
     wanted = pairs["g_row"].fill_null(-1).to_numpy()

@@ -166,7 +166,9 @@ def session_of(command: Command, *, keeps: bool) -> Iterator[Begun]:
             if session is not None:
                 yield session.stamp, session, notes
                 return
-        notes.append(f"{command.output}: no such command was interrupted here, so there is nothing to resume")
+        notes.append(
+            f"{command.output}: no interrupted run of this command was found here: starting from the beginning"
+        )
     with own_timestamp(command.output, command.timestamp) as stamp:
         if not keeps:
             yield stamp, None, notes

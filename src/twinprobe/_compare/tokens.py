@@ -391,7 +391,7 @@ def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
             pairs.how = "their number and the statistics of their vectors"
             return pairs
     raise BadInput(
-        f"its sequences are cut otherwise ({target.words()}) than those of {golden.runs[0].path} ({golden.words()}), "
+        f"its sequences are split otherwise ({target.words()}) than those of {golden.runs[0].path} ({golden.words()}), "
         "and no ids were kept to align tokens by",
         where=target.runs[0].path,
         hint="record both runs with task tensor, then compare again; --tokens off compares calls as they are",
@@ -443,7 +443,7 @@ def compare_tokens(tokens: TokenPairs, options: Options) -> Comparison:
     ))  # fmt: skip
     notes = list(findings.lines)
     if matcher.left_out:
-        notes.append(f"{matcher.left_out:,} values have no axis of tokens that fits on both sides; they are left out")
+        notes.append(f"{matcher.left_out:,} values have no token axis that matches on both sides; they are left out")
     measured = comparison.evidence.metrics is not None
     if first is not None and first.op in matcher.partial and measured and not findings.table["differs"].any():
         # Its noise follows from its inputs, of which a part is unknown; and no token tells of a difference.
@@ -486,13 +486,14 @@ def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Compariso
         if not _same_ids(cuts[0], cuts[1]):
             return comparison
         note = (
-            "the runs take the same token ids in other places (padding on the other side, another order of the batch), "
-            "and statistics alone cannot align them: what differs may be that; record both with task tensor"
+            "the runs have the same token ids in different places (padding on the other side, a different order of the "
+            "batch), and statistics alone cannot align them; to rule this out, record both with "
+            "task tensor"
         )
     else:
         note = (
-            f"the runs take their tokens in other calls: target {cuts[0].words()}, golden {cuts[1].words()}; if these "
-            "are the same sequences, what differs may be the cut alone: record both with task tensor to compare token "
-            "by token"
+            f"the runs process their tokens in different calls: target {cuts[0].words()}, golden {cuts[1].words()}; if "
+            "these are the same sequences, differences may come from that alone: record both with task tensor to "
+            "compare token by token"
         )
     return replace(comparison, summary=replace(comparison.summary, notes=[note, *comparison.summary.notes]))

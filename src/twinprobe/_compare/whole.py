@@ -80,7 +80,7 @@ def _side(folders: list[RunFolder]) -> StepRanks:
     if len(folders) == 1 and (folders[0].key.rank < 0 or folders[0].by_process):
         return StepRanks(folders[0].path, ((0, folders[0].path),), 1)
     if folders[0].by_process:
-        raise BadInput("holds processes without ranks, which cannot be put together", where=folders[0].path.parent)
+        raise BadInput("holds processes without ranks, which cannot be merged", where=folders[0].path.parent)
     world = max((recorded_world(folder.path / LAYOUT_FILE) for folder in folders), default=0)
     found = tuple((max(folder.key.rank, 0), folder.path) for folder in folders)
     return StepRanks(folders[0].path.parent, found, max(world, *(rank + 1 for rank, _ in found)))

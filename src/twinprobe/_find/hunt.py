@@ -114,7 +114,9 @@ class _Hunt:
         output = self._request.output
         if not self._request.resume and any((output / name).exists() for name in (RESULT, WATCH, STEP)):
             raise BadInput(
-                "holds an earlier hunt", where=output, hint="--resume goes on with it; or choose another folder with -o"
+                "holds an earlier search",
+                where=output,
+                hint="add --resume to continue it, or choose another folder with -o",
             )
         prepare_folder(output)
         try:
@@ -130,7 +132,7 @@ class _Hunt:
             if not self.found.stages and all(map(watch_files, watched)):  # both have come some way
                 with suppress(TwinProbeError):
                     self._find_step(watched)
-            self.found.notes.append("interrupted; --resume goes on from here")
+            self.found.notes.append("interrupted; --resume continues from here")
             raise
         finally:
             self._write()
@@ -212,7 +214,7 @@ class _Hunt:
             self._end(TENSORS, f"The suspects could not be judged again: {error}")
             return
         if chosen is None:
-            self._end(TENSORS, "the suspects' tensors agree: the difference did not come again")
+            self._end(TENSORS, "the suspects' tensors agree: the difference did not occur again")
             return
         self._take(*chosen, TENSORS)
         self._replay(chosen[1])
@@ -231,7 +233,7 @@ class _Hunt:
         names = _both_names(comparison, first.op)
         if "" in names:
             alone = "golden" if not names[0] else "target"
-            self._end(REPLAY, f"only the {alone} run makes this call: there is none to run beside it")
+            self._end(REPLAY, f"only the {alone} run makes this call: there is no counterpart to run")
             return
         try:
             for run, name in zip((comparison.target, comparison.golden), names, strict=True):
@@ -254,7 +256,7 @@ class _Hunt:
         assert first is not None
         if not first.module:
             self._end(
-                CONFIRM, f"{first.op} lies in no module but the model itself: there is no place for golden's values"
+                CONFIRM, f"{first.op} is in no module but the model itself: there is nowhere to insert golden's values"
             )
             return
         request, (step, golden_step) = self._request, numbers
@@ -469,7 +471,9 @@ def _gone(before: StepsComparison, after: StepsComparison, step: int, module: st
     what = "loss" if sides[0].get("loss") else max(sides[0], key=lambda name: sides[0][name], default="")
     was, now = sides[0].get(what, 0.0), sides[1].get(what, 0.0)
     if not was:
-        return f"with golden's values at {module}: no watched number of step {step} differed before, so none can tell"
+        return (
+            f"with golden's values at {module}: no watched number of step {step} differed before, so this shows nothing"
+        )
     title = "the loss" if what == "loss" else what.removeprefix("output.")
     share = max(0.0, 1 - now / was)
     return (f"with golden's values at {module}, {share:.0%} of the difference of {title} is gone "
@@ -489,7 +493,9 @@ def _words(told: dict[str, Any]) -> str:
     own = [name for name, seed in seeds.items() if seed == "program"]
     words = [f"model {told['model']}", f"{told['steps']} steps, each one {by}"]
     if told.get("others"):
-        words.append(f"updates of {told['others']} optimizers of other models belong to the step they come in")
+        words.append(
+            f"updates of {told['others']} optimizers of other models count as part of the step in which they happen"
+        )
     if told["processes"] > 1:
         words.append(f"{told['processes']} processes")
     if ours:

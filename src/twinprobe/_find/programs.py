@@ -194,7 +194,10 @@ def _unwatched(program: Side, notes: Path, log: Path) -> BadInput:
     if (notes / "torch").exists():
         what, hint = "called no torch.nn.Module with parameters", "find records PyTorch models"
     elif (notes / "python").exists():
-        what, hint = "never imported torch", "find works with PyTorch programs; others: record, then compare"
+        what, hint = (
+            "never imported torch",
+            "find runs PyTorch programs only; record other programs, then compare the recordings",
+        )
     else:
         what, hint = "could not be watched: it started no Python that reads PYTHONPATH", "python -E, -I and -S do not"
     return BadInput(f"the {program.name} program {what}", where=log, hint=hint)

@@ -48,7 +48,7 @@ def read_compare_json(path: Path) -> CompareJson:
     if not isinstance(merge, dict):
         raise BadInput('"parallel_merge" is not an object', where=path, hint='expected {"npu": {...}, "bench": {...}}')
     unknown = [key for key in document if key not in _KEYS]
-    notes = [f"{path}: {', '.join(map(repr, unknown))} means nothing here and is left out"] if unknown else []
+    notes = [f"{path}: {', '.join(map(repr, unknown))} is not a known key and is ignored"] if unknown else []
     bench = document.get("bench_path")
     return CompareJson(
         npu_path=_path(path, "npu_path", npu),
@@ -90,7 +90,7 @@ def _path(file: Path, key: str, value: object) -> Path:
         beside = file.parent / path
         return beside if not path.exists() and beside.exists() else path
     except (OSError, ValueError, RuntimeError) as error:
-        raise BadInput(f'"{key}" is no path: {str(error)[:200]}', where=file) from None
+        raise BadInput(f'"{key}" is not a path: {str(error)[:200]}', where=file) from None
 
 
 def _without_remarks(text: str) -> str:

@@ -371,7 +371,7 @@ def _order(pair: _Pair) -> Kind | None:
     left = float(np.linalg.norm(first - second)) / pair.norm
     if left > tolerance:
         return None
-    sentence = f"the same values in another order, which is no exchange along one axis (residual {percent(left)})"
+    sentence = f"the same values in another order, not an exchange along one axis (residual {percent(left)})"
     return Kind("permutation", sentence, 0.7, {"residual": left})
 
 

@@ -47,10 +47,10 @@ class Layout:
         for name in _SIZES:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise BadInput(f"{name} is {value!r}", hint="expected a whole number from 1 on")
+                raise BadInput(f"{name} is {value!r}", hint="expected a whole number from 1 up")
         model = self.tp * self.pp * self.cp * self.ep
         if self.rank_size % model:
-            raise BadInput(f"rank_size {self.rank_size} is no multiple of tp x cp x ep x pp = {model}")
+            raise BadInput(f"rank_size {self.rank_size} is not a multiple of tp x cp x ep x pp = {model}")
         parts = self.order.split("-") if isinstance(self.order, str) else []
         needed = {name for name in _DIMENSIONS if self.size(name) > 1}
         if not needed <= set(parts) or len(set(parts)) != len(parts) or set(parts) - _DIMENSIONS:

@@ -75,7 +75,7 @@ def _read_layout(path: Path) -> tuple[dict[str, Any], str]:
         return {}, ""
     except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return {}, f"{path}: cannot be used: {error}"
-    return (document, "") if isinstance(document, dict) else ({}, f"{path}: is no object")
+    return (document, "") if isinstance(document, dict) else ({}, f"{path}: is not an object")
 
 
 def recorded_world(path: Path) -> int:

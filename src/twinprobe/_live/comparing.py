@@ -144,7 +144,9 @@ def compare_runs(
     matches = match_runs(raw, base, comparison.layer_map, *paths)
     lost = aliases.drop_changed()
     if lost:
-        comparison.notes.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
+        comparison.notes.append(
+            f"{lost} tensors were overwritten by code that cannot be observed: they are not compared"
+        )
     findings = find_differences(raw, base, matches, options.tolerance, step, PHASES[options.phase])
     claim = judge_runs(raw, base, matches, findings)
     raw.release()

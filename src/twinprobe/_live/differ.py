@@ -86,9 +86,9 @@ def auto_diff(
     )
     live = [side for side in (golden, target) if isinstance(side, Model)]
     if len(live) == 2 and any(side.inputs is None for side in live):
-        raise BadInput("auto_diff got no inputs", hint="auto_diff(base, raw, inputs)")
+        raise BadInput("auto_diff needs inputs", hint="auto_diff(base, raw, inputs)")
     if base is raw and live:
-        notes.append("both models are one object: they can only differ by chance")
+        notes.append("both models are the same object: they can differ only by chance")
     chosen_map.refuse_strangers({layer for side in live for layer in side.paths.of})
     result = _compare(Comparison(golden, target, chosen_map, chosen, auto_weights, notes))
     result.weights_copied = auto_weights and isinstance(target, Model)

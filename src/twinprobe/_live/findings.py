@@ -252,7 +252,9 @@ def first_difference(findings: list[Finding], raw: Values, base: Values, claim: 
     if phase == FORWARD_PHASE:  # only the caller of auto_diff knows that these are what the models were given
         given = [f.gap.why for f in together if f.place == "input" and not parse_op(f.raw).body]
         if given and all(SAME_NAN in text for text in given):
-            why = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({given[0]})"
+            why = (
+                f"both models are given the same NaN, which never equals itself; equal_nan=True allows it ({given[0]})"
+            )
         elif given:
             why = f"the two models are given different inputs; {why or given[0]}"
     causes = [finding.cause for finding in of_call]
@@ -310,10 +312,12 @@ def _named_by_its_layer(name: str, names: list[str], raw: Values) -> str:
 
 _EXPLANATIONS = {
     # Of a layer that is fed with the reference's values.
-    "input as computed": "fed with the reference's values, it is handed others here: look at the code that calls it",
+    "input as computed": (
+        "it was fed the reference's values, but receives different ones here: look at the code that calls it"
+    ),
     "gradient as computed": (
-        "fed with the reference's gradients, another one arrives at its output: look at what uses this output, between "
-        "this layer and the next"
+        "it was fed the reference's gradients, but a different one arrives at its output: look at what uses this "
+        "output, between this layer and the next"
     ),
 }
 

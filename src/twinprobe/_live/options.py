@@ -53,7 +53,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
     tolerance = read_tolerance(given)
     steps = given.get("steps", 1)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise BadInput(f"steps is {steps!r}", where="auto_diff", hint="a whole number from 1 on")
+        raise BadInput(f"steps is {steps!r}", where="auto_diff", hint="a whole number from 1 up")
     seed = given.get("seed", 1234)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise BadInput(f"seed is {seed!r}", hint="a whole number")
@@ -84,7 +84,7 @@ def read_tolerance(given: Mapping[str, Any]) -> Tolerance:
         value = given.get(name)
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise BadInput(f"{name} is {value!r}", hint="a number from 0 on")
+                raise BadInput(f"{name} is {value!r}", hint="a number from 0 up")
             bounds[name] = float(value)
     mode = _choice(given, "compare_mode", MODES, STRICT)
     return Tolerance(bounds.get("atol"), bounds.get("rtol"), mode, _flag(given, "equal_nan", False))

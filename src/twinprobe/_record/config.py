@@ -124,13 +124,13 @@ def _build(
 ) -> RecordConfig:
     path = common.get("dump_path")
     if not isinstance(path, str | Path) or not str(path):
-        raise BadInput("key 'dump_path' is missing: say where the dump goes", where=where)
+        raise BadInput("key 'dump_path' is missing: set it to the folder for the dump", where=where)
     bench_path, diff_nums = _bench(section, where)
     level = _choice(common, "level", LEVELS, "L1", where)
     summaries = _flag(common, "summaries", False, where)
     if summaries and (task == "structure" or level == "watch" or section.get("tensor_list")):
         other = "tensor_list" if section.get("tensor_list") else "level watch" if level == "watch" else "task structure"
-        raise BadInput(f"summaries and {other} exclude each other", where=where, hint="keep one of them")
+        raise BadInput(f"summaries and {other} cannot be used together", where=where, hint="keep one of them")
     return RecordConfig(
         dump_path=Path(path),
         task=task,
@@ -165,7 +165,7 @@ def _watch(common: Mapping[str, Any], level: str, where: str) -> dict[str, Any]:
     for key in ("keep", "every"):
         value = given.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadInput(f"key '{key}' is {value!r}", where=where, hint="a number of steps, from 1 on")
+            raise BadInput(f"key '{key}' is {value!r}", where=where, hint="a number of steps, at least 1")
     sinks = given.get("sinks", ())
     return given | {"sinks": tuple(sinks) if isinstance(sinks, list | tuple) else (sinks,)}
 
@@ -176,7 +176,7 @@ def _perturb(common: Mapping[str, Any], task: str, level: str, where: str) -> in
     if wanted not in (0, 1):
         raise BadInput(f"key 'perturb' is {wanted!r}", where=where, hint="1: every result is changed; 0: none is")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise BadInput(f"key 'perturb_seed' is {seed!r}", where=where, hint="a number from 0 on")
+        raise BadInput(f"key 'perturb_seed' is {seed!r}", where=where, hint="a number from 0 up")
     if wanted and (level == "debug" or task == "structure"):
         raise BadInput(
             f"{'level debug' if level == 'debug' else 'task structure'} records no calls that perturb could change",
@@ -247,7 +247,7 @@ def _numbers(given: Mapping[str, Any], key: str, where: str) -> frozenset[int] |
 
 
 def _one_or_range(item: object, key: str, where: str) -> range:
-    hint = 'numbers from 0 on, numeric strings or ranges such as "4-6"'
+    hint = 'numbers from 0 up, numeric strings or ranges such as "4-6"'
     if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
         return range(item, item + 1)
     if isinstance(item, str):
@@ -275,7 +275,7 @@ def _scope(given: Mapping[str, Any], where: str) -> tuple[str, str] | None:
     if len(names) != 2:
         raise BadInput(f"scope holds {len(names)} names", where=where, hint="exactly two: the first and the last call")
     if given.get("list"):
-        raise BadInput("scope and list exclude each other", where=where, hint="keep one of them")
+        raise BadInput("scope and list cannot be used together", where=where, hint="keep one of them")
     return names[0], names[1]
 
 

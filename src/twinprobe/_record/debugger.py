@@ -194,7 +194,7 @@ class Verbs:
         """Record this module as a whole, under this name, and nothing inside it, until module_dump_end()."""
         recorder = self._debugger.current().recorder
         if not isinstance(module, recorder.module_class):
-            raise BadInput(f"module_dump got {type(module).__name__}, which is no {recorder.module_title}")
+            raise BadInput(f"module_dump got {type(module).__name__}, which is not a {recorder.module_title}")
         if not isinstance(dump_name, str) or not dump_name:
             raise BadInput(f"module_dump needs a name, not {dump_name!r}")
         recorder.modules.watch_whole(module, dump_name)

@@ -53,7 +53,7 @@ def refuse_earlier_dump(dump_path: Path, own: str) -> None:
             if found and _belongs_to_another_run(folder.name, own):
                 unfinished = "" if not found[0].endswith(".part") else f" that was not finished ({found[0]})"
                 raise BadInput(
-                    f"holds an earlier dump{unfinished}, which is not overwritten",
+                    f"already holds a dump{unfinished}, which is not overwritten",
                     where=folder, hint="give another dump_path",
                 )  # fmt: skip
 
@@ -232,7 +232,7 @@ class Engine:
         self.begun = True
         if self.forked and not self._said_forked:
             self._said_forked = True
-            logger.warning("a forked process records nothing with its parent's recorder; make one in the child")
+            logger.warning("a forked process cannot use its parent's recorder; make a new one in the child")
         self.active = not self.failed and self._wanted_now()
         if self.active:
             try:
@@ -314,7 +314,7 @@ class Engine:
             )
         elif self.failed:
             logger.warning(
-                "recording stopped early: %d steps are whole in %s, and the next as far as its .part file goes",
+                "recording stopped early: %d steps in %s are complete, and the next one is partly in its .part file",
                 self._closed, self.config.dump_path,
             )  # fmt: skip
 
@@ -479,7 +479,7 @@ class Engine:
             return
         self.failed = True
         self.active = False
-        logger.error("cannot write %s (%s); recording stops, the program goes on", path, error)
+        logger.error("cannot write %s (%s); recording stops, the program continues", path, error)
 
     # -- steps and folders ------------------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class Recorder(Framework):
         models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
         for module in models:
             if not isinstance(module, self.module_class):
-                raise BadInput(f"start(model=...) got {type(module).__name__}, which is no {self.module_title}")
+                raise BadInput(f"start(model=...) got {type(module).__name__}, which is not a {self.module_title}")
         if not models and self.records_modules:
             raise BadInput(f"level {self.config.level} records {self.module_title} calls: call start(model=...)")
         return models
@@ -286,6 +286,6 @@ def _check_token_range(token_range: Any, models: list[Any]) -> None:
         or not all(isinstance(token, int) and token >= 0 for token in token_range)
         or token_range[0] > token_range[1]
     ):
-        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")
+        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 up: the first and the last token")
     if not models:
         raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")

@@ -28,7 +28,7 @@ def run_script(argv: list[str]) -> int:
     config = os.environ.get(CONFIG_VARIABLE)
     if not config:
         raise BadInput(
-            "what to record is not said",
+            "there is no configuration that says what to record",
             hint=f"--config config.json, or {CONFIG_VARIABLE}=config.json (docs/record.md)",
         )
     from twinprobe._record.torch.callbacks import WholeScript

@@ -69,11 +69,11 @@ class DumpFolder:
         """Create the folder and the index with its header line; an index that is there belongs to another recorder."""
         self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / f"{self.index}.json").exists():
-            raise FileExistsError(errno.EEXIST, "another recorder has written here")
+            raise FileExistsError(errno.EEXIST, "another recorder has written to this folder")
         try:
             self._file = self.part.open("xb", buffering=1 << 16)
         except FileExistsError:
-            raise FileExistsError(errno.EEXIST, "another recorder writes here") from None
+            raise FileExistsError(errno.EEXIST, "another recorder is writing to this folder") from None
         self._file.write(_line(self.header))
         self._file.flush()
 
@@ -435,7 +435,7 @@ class Problems:
             said, details = str(error), "".join(traceback.format_exception(error))
         except Exception:  # an error of the user's own kind may fail to say what it is
             said, details = "an error that cannot be shown", cause
-        logger.warning("error while %s (%s: %s); recording goes on", doing, type(error).__name__, said)
+        logger.warning("error while %s (%s: %s); recording continues", doing, type(error).__name__, said)
         self._keep(f"while {doing}: {details}\n")
 
     def _keep(self, text: str) -> None:

@@ -111,7 +111,7 @@ def bind(call: Call) -> list[Bound]:
             ways = [Bound(_ADAPTED["Paddle.linear"], [*call.args[:1], *weights], {})]
         if not ways:
             inside = "replay the calls inside it" if call.run.level in ("mix", "L1") else "record with level mix"
-            raise CannotReplay(f"{op.cls or op.body} is no module that its parameters alone can rebuild: {inside}")
+            raise CannotReplay(f"{op.cls or op.body} is not a module that its parameters alone can rebuild: {inside}")
         return ways
     key = f"{op.prefix}.{op.body}"
     args, kwargs = call.args, call.kwargs

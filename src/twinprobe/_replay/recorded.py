@@ -202,7 +202,7 @@ def _leaf(leaf: dict[str, Any]) -> Any:  # noqa: PLR0911  one return for each ki
     shape = leaf.get("shape")
     if isinstance(leaf.get("dtype"), str) and isinstance(shape, list):
         if not all(type(size) is int and 0 <= size < 1 << 48 for size in shape) or len(shape) > 64:
-            raise CannotReplay("a tensor's shape is no shape")
+            raise CannotReplay("a tensor's shape is not a list of sizes")
         file = leaf.get("data_name")
         grad = leaf.get("requires_grad") is True
         return Slot(tuple(shape), leaf["dtype"], file if isinstance(file, str) else None, grad)

@@ -288,7 +288,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], replayed: Replay, who: s
     args = [text(value) for value in case.bound.args]
     for key, value in case.bound.kwargs.items():
         if not key.isidentifier() or keyword.iskeyword(key):
-            raise CannotReplay(f"{visible(key)[:40]!r} is no name of an argument")
+            raise CannotReplay(f"{visible(key)[:40]!r} is not the name of an argument")
         args.append(f"{key}={text(value)}")
     written = f"{case.bound.function.written}({', '.join(args)})"
     paths = [path for path, _ in paths_of(_result(case))]

@@ -205,11 +205,11 @@ def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
     others = Counter(entry.why for entry in alone if not is_module(entry.name))
     lines = []
     if modules:
-        lines.append(f"{len(modules)} modules of the {side} run stay alone:")
+        lines.append(f"{len(modules)} modules of the {side} run have no counterpart:")
         lines += [f"  {module.name}: {module.why}" for module in modules[:_SHOWN]]
         lines += _more(len(modules))
     if others:
-        lines.append(f"{others.total()} API calls of the {side} run stay alone:")
+        lines.append(f"{others.total()} API calls of the {side} run have no counterpart:")
         lines += [f"  {count:>6}  {why}" for why, count in others.most_common(_SHOWN)]
         lines += _more(len(others))
     return lines

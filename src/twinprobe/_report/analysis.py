@@ -84,7 +84,7 @@ def _item(row: Item, op: str, role: int, t_peer: str | None, g_peer: str | None)
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Numbers as numbers, flags as flags, the stack as a list; what is no number stays text."""
+    """Numbers as numbers, flags as flags, the stack as a list; what is not a number stays text."""
     if name in ("Result", "Err_message"):
         return ""
     if name in STATISTICS:

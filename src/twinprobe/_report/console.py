@@ -29,6 +29,7 @@ UNSEEN_IN_CELL = (
     r"\x{fff9}-\x{fffb}]"
 )
 _LONGEST = 5000  # longer than any name
+_FRAME = re.compile(r"^File (.+?), line (\d+), in ([^,]+),\s*")
 
 
 def visible(text: str, *, keep_newlines: bool = False) -> str:
@@ -160,7 +161,7 @@ def _result(result: Result, *, plain: bool) -> Text:
 
 def _no_divergence(summary: Summary) -> Iterator[Text]:
     if summary.unread:
-        words = f"No divergence seen, but {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
+        words = f"No divergence seen, but {unread_rows(summary.unread)}: a difference there may have gone unnoticed."
         yield _text(words, "yellow")
     elif any(not result.agrees for result in summary.results):
         names = [[result.name for result in summary.results if result.agrees == agrees] for agrees in (False, True)]
@@ -175,7 +176,14 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
     elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
         yield _text("No divergence: every row passes.", "green")
     elif summary.results:
-        yield _text("The runs agree within noise. Differences without effect are listed in the result files.", "green")
+        one_sided = summary.target_only + summary.golden_only
+        if one_sided:
+            rest = f"{one_sided:,} of {summary.rows:,} rows are in one run only"
+            style = "green" if one_sided < summary.matched else "yellow"
+            yield _text(f"The runs agree within noise where both have values; {rest}.", style)
+        else:
+            words = "The runs agree within noise. Differences without effect are listed in the result files."
+            yield _text(words, "green")
     else:
         yield _text(
             "No first divergence: no output differs whose inputs agree. The result files list the rest.", "yellow"
@@ -196,8 +204,10 @@ def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
     yield _text(_INDENT).append(visible(first.op), "bold").append(visible(inside))
     yield _text(_INDENT + first.sentence)
     if first.stack_line:
-        yield _text(_INDENT + "at ", "dim").append(visible(first.stack_line))
-    yield _text(f"{_INDENT}row     ", "dim").append(visible(first.row))
+        # path:line, which terminals and editors turn into a link
+        line = _FRAME.sub(r"\1:\2, in \3: ", first.stack_line)
+        yield _text(_INDENT + "at ", "dim").append(visible(line))
+    yield _text(f"{_INDENT}value   ", "dim").append(visible(first.row))
     if first.golden_row not in ("", first.row):
         yield _text(f"{_INDENT}golden  ", "dim").append(visible(first.golden_row))
     yield from _values(first, missing="-" if plain else "–")

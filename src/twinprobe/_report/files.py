@@ -47,7 +47,7 @@ def sweep(folder: Path) -> None:
             removed.append(name)
     shown = visible(str(folder))
     if removed:
-        logger.warning("%s: removed what a killed command left half written: %s", shown, visible(listed(removed)))
+        logger.warning("%s: removed a half-written file of a killed command: %s", shown, visible(listed(removed)))
     if foreign:
         logger.warning(
             "%s: a command on another machine, or before a restart, has not finished: %s "

@@ -205,7 +205,7 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
         left_out = table.height - packed["rows"]
         shown["notes"] = [
             *shown["notes"],
-            f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
+            f"This page leaves out {left_out:,} rows, passing ones first; the other formats have all of them.",
         ]
     dump = Path(summary.target.path)
     kept = "Data_name" in table.columns or dump.with_name(dump.name.split(".json")[0] + SUMMARIES).is_file()

@@ -262,7 +262,7 @@ def lost_of(dataset: Path, step: int | None = None) -> list[str]:
     lost = written.failures
     if step is not None:
         lost = [cell.reason for cell in written.map if cell.verdict == "failed" and cell.step == step]
-    return lost if written.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume goes on)"]
+    return lost if written.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume continues it)"]
 
 
 def count_cells(cells: Sequence[Cell]) -> dict[str, int]:
@@ -377,9 +377,9 @@ def fill_curves(compared: StepsComparison, path: Path) -> None:
     every = max(1, math.ceil(numbers / _MOST_NUMBERS))
     notes = list(compared.notes)
     if every > 1:
-        notes.append(f"This page shows one step in {every}; the table holds all.")
+        notes.append(f"This page shows one step in {every}; the table has all of them.")
     if len(chosen) < len(compared.trends):
-        notes.append(f"This page shows {len(chosen)} of {len(compared.trends)} ranks; the table holds all.")
+        notes.append(f"This page shows {len(chosen)} of {len(compared.trends)} ranks; the table has all of them.")
     data = {
         "target": visible(compared.target),
         "golden": visible(compared.golden),
@@ -426,7 +426,7 @@ def _curves(trend: Trend, every: int) -> dict[str, Any]:
 
 
 def _plain(values: Any) -> list[float | None]:
-    """Numbers as JSON has them, six digits of each; None for what is no number."""
+    """Numbers as JSON has them, six digits of each; None for what is not a number."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 

@@ -228,7 +228,7 @@ def _parse(piece: bytes) -> ElementTree.Element:
     try:
         return ElementTree.fromstring(piece)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise _Damaged(f"is no sound XML: {error}") from None
+        raise _Damaged(f"is not valid XML: {error}") from None
 
 
 def _plain_tag(element: ElementTree.Element) -> str:
@@ -260,7 +260,7 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
                     raise _Damaged(f"claims {info.file_size >> 30} GiB for {info.filename!r}")
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeError) as error:
-        what = str(error) if isinstance(error, _Damaged) else f"is no sound xlsx file: {error}"
+        what = str(error) if isinstance(error, _Damaged) else f"is not a valid xlsx file: {error}"
         raise BadInput(what, where=path, hint="write the result again, or as csv") from None
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=path) from None

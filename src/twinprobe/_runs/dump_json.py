@@ -257,7 +257,7 @@ def read_document(path: Path, blob: bytes) -> Entries:
     if bytes(members[:1]) != b"{":
         absent = bytes(members[:5]) in (b"", b"null")
         raise BadInput(
-            'has no object "data"' if absent else 'is not a dump: "data" is no object', where=path, hint=_EXPECTED
+            'has no object "data"' if absent else 'is not a dump: "data" is not an object', where=path, hint=_EXPECTED
         )
     header = {key: getattr(document, key) for key in _HEADER_KEYS} | {"settings": document.settings or {}}
     return Entries(header, len(blob), batches_of(path, members[1:-1]))
@@ -336,7 +336,7 @@ def _header(path: Path, document: dict[str, Any]) -> dict[str, Any]:
             raise BadInput(f'"{key}" is not text', where=path, hint=_EXPECTED)
     settings = document.get("settings") or {}
     if not isinstance(settings, dict):
-        raise BadInput('"settings" is no object', where=path, hint=_EXPECTED)
+        raise BadInput('"settings" is not an object', where=path, hint=_EXPECTED)
     return {key: document.get(key) for key in _HEADER_KEYS} | {"settings": settings}
 
 

@@ -119,7 +119,7 @@ def _debugger(path: Path) -> Content:
     def visit(node: Any, parent: str | None, depth: int) -> None:
         nonlocal files
         if not isinstance(node, dict) or not isinstance(node.get("module_path"), str) or depth > _DEEPEST:
-            raise BadInput("is no tree of module calls, or too deep", where=path)
+            raise BadInput("is not a tree of module calls, or is too deep", where=path)
         root, _, inner = node["module_path"].partition(".")
         name = rows.numbered(f"Module.{inner}.Module" if inner else f"Module.{root}", ".forward.{}")
         children = node.get("children")

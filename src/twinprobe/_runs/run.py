@@ -155,7 +155,7 @@ def open_run(path: Path) -> Run:
     if alone:
         document = read_file(path)[2]
         if not document:
-            raise BadInput("names no tensors", where=path, hint="it belongs to the dump.json beside it: name that")
+            raise BadInput("names no tensors", where=path, hint="give the dump.json next to it instead")
         entries = read_document(path, document)
     elif path.name not in (*RUN_FILES, OPTIMIZER_FILE):
         return _open_foreign(path)
@@ -212,7 +212,9 @@ def find_run(path: Path) -> Path:
         return path
     if path.is_dir():
         raise BadInput("holds neither dump.json nor debug.json", where=path)
-    raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
+    raise BadInput(
+        "is neither dump.json nor debug.json", where=path, hint="give the dump.json of a run, or a folder above it"
+    )
 
 
 # A RunSet: the runs under a folder, keyed by graph mode, step and rank.
@@ -373,7 +375,7 @@ def unchanged(*runs: Path) -> Iterator[None]:
         if state_of(file) != state:
             raise BadInput(
                 "changed while it was read: it is still being written",
-                where=file, hint="compare this rank when its recorder has ended; --resume does only what is missing",
+                where=file, hint="compare this rank once its recorder has ended; --resume adds what is missing",
             )  # fmt: skip
 
 

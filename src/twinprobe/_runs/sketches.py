@@ -174,7 +174,7 @@ def read_file(path: Path) -> tuple[Rows, NDArray[np.uint32], bytes]:
     file = FileBlocks(path)
     head = file.range(0, _HEADER.size)
     if len(head) < _HEADER.size or not head.startswith((MAGIC, JOURNAL)):
-        raise BadInput("is no file of sketches", where=path)
+        raise BadInput("is not a file of sketches", where=path)
     _, version, width, name, count, tensors, length, reserved = _HEADER.unpack(head)
     known = (VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), 0)
     if (version, width, name, reserved) != known:
@@ -191,8 +191,8 @@ def read_file(path: Path) -> tuple[Rows, NDArray[np.uint32], bytes]:
     expected = _HEADER.size + count * ROW.itemsize + tensors * 4 + length
     if expected != file.size:
         raise BadInput(
-            f"holds {file.size} bytes, {expected} are said for {count} rows, {tensors} tensors and a document of "
-            f"{length} bytes", where=f"{path}: header", hint="it was not written to its end, or was changed",
+            f"holds {file.size} bytes, {expected} are expected for {count} rows, {tensors} tensors and a document of "
+            f"{length} bytes", where=f"{path}: header", hint="it was not written completely, or was changed",
         )  # fmt: skip
     index_at, document_at = file.size - length - tensors * 4, file.size - length
     rows = np.frombuffer(file.range(_HEADER.size, index_at), ROW)
@@ -248,7 +248,7 @@ def fitted(path: Path, rows: Rows, index: NDArray[np.uint32], table: pl.DataFram
     if len(index) < len(tensors) or (len(index) > len(tensors) and not damaged):
         raise BadInput(
             f"holds sketches of {len(index)} tensors, the dump beside it has {len(tensors)}",
-            where=path, hint="the two are not of one recording; without this file the statistics are compared",
+            where=path, hint="the two are from different recordings; without this file, statistics are compared",
         )  # fmt: skip
     places = np.full(table.height, -1, np.int64)
     places[tensors] = np.where(index == NO_ROW, -1, index.astype(np.int64))[: len(tensors)]
@@ -264,7 +264,7 @@ def fitted(path: Path, rows: Rows, index: NDArray[np.uint32], table: pl.DataFram
         row = int(seen[odd[0]])
         raise BadInput(
             f"the sketch of {table['name'][row]} is of another kind than its dtype {table['dtype'][row]}",
-            where=f"{path}: row {used[odd[0]]}", hint="this file and the dump beside it are not of one recording",
+            where=f"{path}: row {used[odd[0]]}", hint="this file and the dump beside it are from different recordings",
         )  # fmt: skip
     # A part of a tensor, without its place in the whole: values of a sparse tensor, a shard of unknown offset.
     local = np.flatnonzero((flags & LOCAL == 0) & (whole != size * np.where(flags & COMPLEX_PAIRS, 2, 1)))

@@ -594,5 +594,5 @@ def _leaf(value: dict[str, Any], where: str) -> Leaf | None:
             leaf.peer = f"{value.get('op')}:{value.get('peer')}"
             return leaf
     except msgspec.ValidationError as error:
-        raise BadInput(f"is no recorded value: {error}", where=where) from error
+        raise BadInput(f"is not a recorded value: {error}", where=where) from error
     return None

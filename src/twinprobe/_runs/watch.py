@@ -309,7 +309,7 @@ def _frame(stream: bytes, path: Path | None = None) -> pl.DataFrame:
     try:
         frame = pl.read_ipc_stream(io.BytesIO(stream))
     except (Exception, pl.exceptions.PanicException) as error:  # what the reader makes of damaged bytes
-        raise BadInput(f"is no Arrow IPC stream that can be read: {error}", where=path) from None
+        raise BadInput(f"is not a readable Arrow IPC stream: {error}", where=path) from None
     if frame.schema != {"step": pl.Int64, "names": pl.List(pl.String), "values": pl.List(pl.Float32)}:
         raise BadInput("is not the stream of a watched run", where=path, hint='record with level="watch"')
     return frame

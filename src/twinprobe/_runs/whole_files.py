@@ -168,7 +168,7 @@ def inside(folder: Path, name: str) -> Path:
     if not plain and (name[0] in "/\\" or os.path.splitdrive(name)[0]):
         raise _refused(name, "is an absolute path")
     if not plain and ".." in name.replace("\\", "/").split("/"):
-        raise _refused(name, "climbs out of its folder with '..'")
+        raise _refused(name, "leaves its folder with '..'")
     if remote(folder) is not None:
         return folder / name  # there are no links, or they count as missing: the name alone tells where it leads
     root = _resolved(os.fspath(folder))
@@ -176,7 +176,7 @@ def inside(folder: Path, name: str) -> Path:
         linked = S_ISLNK(os.lstat(f"{root}{os.sep}{name}").st_mode) if plain else True
         above = root if root.endswith(os.sep) else root + os.sep
         if linked and not os.path.realpath(f"{root}{os.sep}{name}").startswith(above):
-            raise _refused(name, "leads to a place outside of the dump, through a symbolic link")
+            raise _refused(name, "leads outside the dump through a symbolic link")
     except ValueError:
         raise _refused(name, "has characters that no file name can have") from None
     except OSError:

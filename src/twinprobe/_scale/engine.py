@@ -176,9 +176,9 @@ class EngineOptions:
         if self.engine not in ENGINES:
             raise BadInput(f"there is no engine {self.engine!r}", hint=f"known engines: {', '.join(ENGINES)}")
         if self.workers is not None and self.workers < 1:
-            raise BadInput(f"{self.workers} workers cannot work", hint="give --workers 1 or more")
+            raise BadInput(f"--workers {self.workers} is not possible", hint="give --workers 1 or more")
         if self.address is not None and self.engine not in (AUTO, RAY):
-            raise BadInput(f"a Ray address does not go with the engine {self.engine!r}", hint="use --engine ray")
+            raise BadInput(f"a Ray address cannot be used with the engine {self.engine!r}", hint="use --engine ray")
         if self.slice_bytes is not None and self.slice_bytes < 1:
             raise BadInput("a slice holds at least one byte")
 

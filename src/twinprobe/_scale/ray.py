@@ -65,7 +65,7 @@ def connect(address: str | None, workers: int | None) -> Cluster:
         if not own:
             check_versions(Versions("this machine", platform.python_version(), __version__), _ask_nodes(ray))
         if not ray.cluster_resources().get("CPU"):
-            raise BadInput("the Ray cluster has no processor to offer", where=address)
+            raise BadInput("the Ray cluster has no free processor", where=address)
     except BaseException:
         cluster.leave()
         raise
@@ -84,7 +84,7 @@ def check_versions(here: Versions, nodes: list[Versions]) -> None:
             wrong.append(f"{node.node} has Python {node.python}")
     if wrong:
         raise BadInput(
-            f"the Ray cluster runs other versions: {listed(wrong, 6)}; here are TwinProbe {here.twinprobe}, "
+            f"the Ray cluster runs different versions: {listed(wrong, 6)}; here are TwinProbe {here.twinprobe}, "
             f"Python {here.python}",
             hint="install the same versions on every node",
         )
@@ -95,7 +95,7 @@ def _answers(address: str) -> None:
     place = address.partition("://")[2] if "://" in address else address
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal():
-        raise BadInput("is no Ray address", where=address, hint="expected HOST:PORT, ray://HOST:PORT or auto")
+        raise BadInput("is not a Ray address", where=address, hint="expected HOST:PORT, ray://HOST:PORT or auto")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_TO_CONNECT).close()
     except (OSError, OverflowError) as error:
@@ -138,7 +138,7 @@ def _init(ray: Any, address: str | None, workers: int | None) -> None:
 def _explained(address: str | None, error: BaseException) -> BaseException:
     text = str(error).strip()
     if "Version mismatch" in text:
-        return BadInput("the Ray cluster runs other versions: " + " ".join(text.split()), where=address,
+        return BadInput("the Ray cluster runs different versions: " + " ".join(text.split()), where=address,
                         hint="install the same versions of Python and Ray on every node")  # fmt: skip
     if isinstance(error, ConnectionError | RuntimeError | ValueError | TimeoutError):
         return _silent(address, text.splitlines()[0] if text else type(error).__name__)

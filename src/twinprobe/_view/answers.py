@@ -170,7 +170,7 @@ def open_file(_workspace: Workspace, scene: Scene, _asked: Question) -> Answer:
     scene = replace(scene, metric=scene.metric or "".join(metrics[:1]))
     roots = {side: root for side in scene.sides if (root := scene.graph.root(side))}
     if TARGET not in roots:
-        raise BadInput("holds no node for this step and rank", hint="it may still be being written: reload")
+        raise BadInput("holds no node for this step and rank", hint="it may still be written to: reload")
     return {
         "file": scene.source.id, "step": scene.step, "rank": scene.rank, "steps": config.steps,
         "ranks": config.ranks, "compared": config.compared, "task": config.task, "microSteps": config.micro_steps,

@@ -77,7 +77,7 @@ class ViewApp:
         try:
             values = msgspec.json.decode(in_proportion(request.get_data()), type=dict[str, Any])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            return _json({"error": {"what": f"the request is no JSON object: {error}"}}, 400)
+            return _json({"error": {"what": f"the request is not a JSON object: {error}"}}, 400)
         return _json(change(self._workspace, values))
 
 

@@ -159,7 +159,10 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(BadInput, match=re.escape(words)):
             run_script([script])
 
-    refused("train.py", "what to record is not said (--config config.json, or TWINPROBE_CONFIG=config.json")
+    refused(
+        "train.py",
+        "there is no configuration that says what to record (--config config.json, or TWINPROBE_CONFIG=config.json",
+    )
     monkeypatch.setenv("TWINPROBE_CONFIG", str(tmp_path / "config.json"))
     refused("missing.py", "missing.py: there is no such script")
     refused("train.py", "level debug", level="debug")

@@ -127,7 +127,7 @@ def test_a_full_disk_stops_recording_and_not_the_training(tmp_path: Path) -> Non
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     done = run(tmp_path / "dump", before=limit)
     assert "trained to the end" in done.stdout, done.stderr
-    assert done.stderr.count("recording stops, the program goes on") == 1
+    assert done.stderr.count("recording stops, the program continues") == 1
 
 
 @pytest.mark.slow  # the one above has a process of its own as well
@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_for_tensors_stops_recording_and_not_the_training(tm
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))"
     done = run(tmp_path / "dump", task="tensor", before=full)
     assert "trained to the end" in done.stdout, done.stderr
-    assert done.stderr.count("recording stops, the program goes on") == 1
+    assert done.stderr.count("recording stops, the program continues") == 1
     assert not [one for one in (tmp_path / "dump").rglob("*.pt") if one.name.startswith(".")]
 
 
@@ -143,7 +143,7 @@ def test_an_unwritable_place_stops_recording_and_not_the_training(tmp_path: Path
     (tmp_path / "file").write_text("in the way")
     done = run(tmp_path / "file" / "dump")
     assert "trained to the end" in done.stdout, done.stderr
-    assert done.stderr.count("recording stops, the program goes on") == 1
+    assert done.stderr.count("recording stops, the program continues") == 1
 
 
 def test_an_earlier_dump_is_not_overwritten(tmp_path: Path) -> None:

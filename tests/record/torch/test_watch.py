@@ -287,7 +287,7 @@ def test_loggers_hear_of_loss_learning_rate_and_norms(tmp_path: Path) -> None:
     [
         ({"every": 0}, "key 'every' is 0"),
         ({"sinks": [3]}, "no logger"),
-        ({"list": ["blocks.7"]}, "'blocks.7', which is no module"),
+        ({"list": ["blocks.7"]}, "'blocks.7', which is not a module"),
     ],
 )
 def test_a_bad_setting_is_refused_before_the_training(options: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -127,10 +127,10 @@ def _note_gaps(work: Workspace, trees: tuple[CallTree, CallTree]) -> None:
     for tree, facts in zip(trees, (work.target, work.golden), strict=True):
         path = tree.side.run.path
         if not tree.has_hierarchy:
-            what = "modules are nested by their paths" if tree.modules else "API calls are aligned in their order"
-            work.notes.append(f"{path}: no construct.json tells what encloses what; {what}")
+            what = "modules are nested by their paths" if tree.modules else "API calls are aligned in order"
+            work.notes.append(f"{path}: there is no construct.json with the hierarchy; {what}")
         if not facts.prints.telling.any():
-            work.notes.append(f"{path}: no statistics were recorded; names, shapes and order decide alone")
+            work.notes.append(f"{path}: no statistics were recorded; only names, shapes and order are used")
 
 
 def _forget_chance_hits(work: Workspace) -> None:

@@ -122,7 +122,7 @@ def large_document(file: FileBlocks, decoder: msgspec.json.Decoder[list[Entry]])
     head = file.range(0, PIECE)
     begin = _BEGIN.search(head)
     if begin is None:
-        raise msgspec.DecodeError('"relations" does not stand at the beginning')
+        raise msgspec.DecodeError('"relations" must come first')
     keys = msgspec.json.decode(head[: begin.start()].rstrip().removesuffix(b",") + b"}")
     return keys, _relations(file, begin.end(), decoder)
 
@@ -195,7 +195,7 @@ def read_alignment(path: Path) -> Alignment:
         relations = _read(path)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = 'expected {"relations": [{"target": "...", "golden": "..."}]}'
-        raise BadInput(f"is no alignment: {error}", where=path, hint=hint) from None
+        raise BadInput(f"is not an alignment: {error}", where=path, hint=hint) from None
     for side in ("target", "golden"):
         _check_once(path, relations, side)
     return Alignment(relations=relations)

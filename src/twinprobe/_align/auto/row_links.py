@@ -443,7 +443,9 @@ def link_automatically(board: Board, *, by_results: bool = True) -> RowLinks | N
     found, of = alignment.matched_modules, alignment.modules
     if not alignment.relations:
         if of[0] and not found[0]:
-            board.notes.append(f"names do not meet, and 0 of {of[0]} modules could be aligned: is this one model?")
+            board.notes.append(
+                f"the names differ, and 0 of {of[0]} modules could be aligned: are these runs of the same model?"
+            )
         return None
     mapped = [
         sum(link != NONE and side.head_of[op].is_module and side.direction[op] == FORWARD for op, link in enumerate(to))
@@ -452,7 +454,7 @@ def link_automatically(board: Board, *, by_results: bool = True) -> RowLinks | N
     if found[0] > mapped[0]:
         left = " that the mapping leaves" if mapped[0] else ""
         board.notes.append(
-            f"names do not meet: {found[0] - mapped[0]} of {of[0] - mapped[0]} modules{left} were aligned with "
+            f"the names differ: {found[0] - mapped[0]} of {of[0] - mapped[0]} modules{left} were aligned with "
             f"{found[1] - mapped[1]} of {of[1] - mapped[1]} by structure and values (twinprobe align shows how)"
         )
     links = link_alignment(board, alignment)
@@ -481,10 +483,10 @@ def _check_names(board: Board, alignment: Alignment, where: object) -> None:
         if missing:
             from twinprobe._align.mapping.yaml_files import Names
 
-            strange += [f"{missing[0]!r} is no call of the {side} run{Names(taken.number_of).hint(missing[0])}"]
+            strange += [f"{missing[0]!r} is not a call of the {side} run{Names(taken.number_of).hint(missing[0])}"]
             strange += missing[1:]
     if not strange:
         return
     if 2 * len(strange) > count:
-        raise BadInput(strange[0], where=str(where), hint="write names as dump.json has them, or align the runs anew")
-    board.notes.append(f"{where}: {len(strange)} names are unknown here: {strange[0]}")
+        raise BadInput(strange[0], where=str(where), hint="use the names in dump.json, or align the runs again")
+    board.notes.append(f"{where}: {len(strange)} names are not known in this run: {strange[0]}")

@@ -163,7 +163,7 @@ def _note_missing_layers(work: Workspace) -> None:
         if doubtful:
             work.notes.append(
                 f"{len(doubtful)} kinds of layers of the {side} run, such as {doubtful[0]}, occur more often than in "
-                "the other run, and no equal weights tell which are missing: numbers and order decided"
+                "the other run, and no equal weights show which are missing: they were paired by number and order"
             )
 
 

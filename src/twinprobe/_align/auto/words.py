@@ -66,7 +66,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 def own_name(path: str) -> str:
-    """The attribute's name: the last part of a path that is no number."""
+    """The attribute's name: the last part of a path that is not a number."""
     for part in reversed(path.split(".")):
         if not part.isdecimal():
             return part

@@ -102,7 +102,7 @@ def _entry(path: Path, node: Node, early: list[tuple[int, str]]) -> ApiEntry:
         elif side in ("ms", "pt") and what in _SECTIONS:
             lists.setdefault(_SECTIONS[what], {})[side] = Listed(_items(path, key, value), line)
         else:
-            early.append((line, f"the key {key!r} means nothing here{_KNOWN.hint(key)}"))
+            early.append((line, f"the key {key!r} is not known{_KNOWN.hint(key)}"))
     for side in ("ms", "pt"):
         if side not in names:
             raise BadInput(f"an entry has no {side}_api", where=at(path, node.line), hint=_HINT)
@@ -117,7 +117,7 @@ def _entry(path: Path, node: Node, early: list[tuple[int, str]]) -> ApiEntry:
             early.append((
                 max(left.line, right.line),
                 f"ms_{section} lists {len(left.items)} and pt_{section} {len(right.items)} of {entry.left} and "
-                f"{entry.right}: lists of unequal length are not used",
+                f"{entry.right}: lists of different lengths are not used",
             ))  # fmt: skip
         else:
             entry.lists[section] = left, right
@@ -173,7 +173,7 @@ def _sides(board: Board, file: ApiFile) -> tuple[Side, Side, bool]:
         swapped = sum(entry.left in golden and entry.right in target for entry in file.entries)
         mirrored = swapped > as_written
         if mirrored:
-            board.notes.append(f"{file.path}: ms_api names the golden run here, the file is used mirrored")
+            board.notes.append(f"{file.path}: ms_api names the golden run, so the file is used the other way round")
     return (board.golden, board.target, True) if mirrored else (board.target, board.golden, False)
 
 

@@ -154,7 +154,7 @@ def _most_values(size: int) -> int:
 
 
 def _too_many(where: str, most: int) -> BadInput:
-    return BadInput(f"more than {most} values stand up to here, out of proportion to the size of the file", where=where)
+    return BadInput(f"more than {most} values so far, out of proportion to the size of the file", where=where)
 
 
 def at(path: Path, line: int) -> str:
@@ -271,7 +271,7 @@ class _Builder:
         node, size = self._anchors[event.anchor]
         self._aliased += size
         if self._aliased > MAX_ALIASED:
-            raise BadInput(f"the anchors stand for more than {MAX_ALIASED} values", where=self._at(event))
+            raise BadInput(f"the anchors expand to more than {MAX_ALIASED} values", where=self._at(event))
         self._place(node, None, size)
 
     def _place(self, node: Node, anchor: str | None, size: int) -> None:
@@ -304,7 +304,7 @@ class _Builder:
             raise BadInput("a key is empty, a name was expected", where=at(self._path, key.line))
         if key.value in mapping.items:
             first = mapping.items[key.value][0]
-            raise BadInput(f"the key {key.value!r} stands here and in line {first}", where=at(self._path, key.line))
+            raise BadInput(f"the key {key.value!r} is here and in line {first}", where=at(self._path, key.line))
         mapping.items[key.value] = (key.line, value)
 
     def _at(self, event: Any) -> str:
@@ -314,7 +314,7 @@ class _Builder:
 # Warnings about a mapping file: each names its line; a file full of mistakes does not flood the screen.
 
 _SHOWN = 20
-MIRRORED = "its left side names the golden run, so the file is used mirrored"
+MIRRORED = "its left side names the golden run, so the file is used the other way round"
 
 
 class Remarks:

@@ -160,6 +160,6 @@ def _checked(path: Path, document: Any) -> dict[str, tuple[str, ...]]:
             raise BadInput("must be a text or a list of texts", where=f"{path}: {key!r}")
         for name in (key, *values):
             if not _NAME.fullmatch(name):
-                raise BadInput(f"{name!r} is no type: only letters, digits and _", where=f"{path}: {key!r}")
+                raise BadInput(f"{name!r} is not a type: only letters, digits and _", where=f"{path}: {key!r}")
         table[key] = tuple(values)
     return table

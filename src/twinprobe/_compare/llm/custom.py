@@ -41,7 +41,7 @@ class Algorithms:
     def __call__(self, golden: HostTensor, target: HostTensor) -> tuple[Answer, ...]:
         """The answer of every function; a failure is its message."""
         if self._silences >= _MOST_SILENCES:
-            return tuple(("", f"{name} was not asked again: it did not answer three times") for name in self.names)
+            return tuple(("", f"{name} was not called again: it failed to answer three times") for name in self.names)
         if self._pipe is None:
             self.start()
         assert self._pipe is not None
@@ -51,7 +51,7 @@ class Algorithms:
                 return cast("tuple[Answer, ...]", self._pipe.recv())
             trouble = f"no answer within {self._timeout:g} s"
         except (OSError, EOFError):
-            trouble = "the process that runs it died"
+            trouble = "the process that ran it died"
         self._silences += 1
         self.close()
         return tuple(("", f"{name}: {trouble}") for name in self.names)
@@ -76,7 +76,7 @@ class Algorithms:
         try:
             complaint = self._pipe.recv() if self._pipe.poll(patience) else f"not loaded within {patience:g} s"
         except (OSError, EOFError):
-            complaint = "the process that loads it died"
+            complaint = "the process that loaded it died"
         if complaint:
             self.close()
             raise BadInput(

@@ -114,7 +114,7 @@ def compare_dumps(
     matched, misshapen = (sum(getattr(result.counts, name) for result in done) for name in ("matched", "misshapen"))
     if request.statistics:
         if not matched:
-            raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.target)
+            raise NothingToCompare(f"nothing here has a counterpart in {request.golden}", where=request.target)
     # Operators of equal names in two other models pair up as well; that nothing has one size gives it away.
     elif matched == misshapen:
         raise NothingToCompare(

@@ -264,7 +264,7 @@ def kind_of(path: Path) -> str:
     for kind, sign in ((TENSORS, "Cosine"), (STATISTICS, "Max diff")):
         if {NAME, sign, "NPU max", "Bench max"} <= titles:
             return kind
-    raise BadInput("is no result of compare: its header is another one", where=path, hint=_HINT)
+    raise BadInput("is not a result of compare: its header is different", where=path, hint=_HINT)
 
 
 def read_rank(job: ReadJob) -> RankRows:

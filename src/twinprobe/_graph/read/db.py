@@ -40,7 +40,7 @@ def connect(path: Path) -> sqlite3.Connection:
     except OSError as error:
         raise BadInput(f"cannot be opened: {error.strerror}", where=path) from error
     if not head:
-        raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
+        raise BadInput("is empty", where=path, hint="it may still be written to: wait and reload")
     if head != _MAGIC:
         raise BadInput("is not a graph database (no SQLite file)", where=path, hint="make the file again")
     address = _address(path)
@@ -218,7 +218,7 @@ class GraphFile(AbstractContextManager["GraphFile"]):
         """Read the one row of tb_config."""
         rows = self._rows("SELECT * FROM tb_config LIMIT 1")
         if not rows:
-            raise BadInput("has no configuration row", where=self.path, hint="it may still be being written: reload")
+            raise BadInput("has no configuration row", where=self.path, hint="it may still be written to: reload")
         row, micro_steps = rows[0], rows[0].get("micro_steps")
         summary: dict[tuple[int, int], dict[str, str]] = {}
         if {"step", "rank", "key", "value"} <= self._summary:

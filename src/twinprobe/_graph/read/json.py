@@ -74,7 +74,7 @@ def _document(path: Path, progress: Progress) -> dict[str, Any]:
         with open_file(path) as file:
             size = file.seek(0, 2)
             if not size:
-                raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
+                raise BadInput("is empty", where=path, hint="it may still be written to: wait and reload")
             file.seek(0)
             content = _mapped_copy(path, file, size, progress) if size > _LARGEST_READ else file.read()
     except OSError as error:
@@ -87,7 +87,7 @@ def _document(path: Path, progress: Progress) -> dict[str, Any]:
             raise
         document = json.loads(content[:])
     if not isinstance(document, dict):
-        raise ValueError("the top level is no object")
+        raise ValueError("the top level is not an object")
     return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in document.items()}
 
 

@@ -230,7 +230,7 @@ def adapter_of(model: object) -> Adapter:
     name = framework_of(model)
     if name is None:
         raise BadInput(
-            f"{type(model).__name__} is no model",
+            f"{type(model).__name__} is not a model",
             hint="expected a torch.nn.Module, paddle.nn.Layer or mindspore.nn.Cell, or the folder of a recording",
         )
     return adapter_named(name)

@@ -152,7 +152,7 @@ class LayerMap:
             if id(layer) not in known:
                 raise BadInput(
                     f"the LayerMap names a {type(layer).__name__} that is in neither model",
-                    hint="make the map from the very models that are compared",
+                    hint="make the map from the models that are being compared",
                 )
 
 
@@ -171,7 +171,7 @@ def as_layer_map(value: Any) -> LayerMap:
 
 def _check(layer: Any, where: str) -> None:
     if framework_of(layer) is None:
-        raise BadInput(f"{where} got {type(layer).__name__}, which is no layer of a model")
+        raise BadInput(f"{where} got {type(layer).__name__}, which is not a layer of a model")
 
 
 def _several(layers: Any, where: str) -> tuple[Any, ...]:

@@ -175,7 +175,7 @@ def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pa
         else:
             raise BadInput(
                 f"LayerMap.map pairs a {type(layer).__name__} and a {type(partner).__name__}: not one of each model",
-                hint="map layers of the very models that are compared",
+                hint="map layers of the models that are being compared",
             )
     return pairs
 

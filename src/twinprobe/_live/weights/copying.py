@@ -220,7 +220,7 @@ def _untied(filled: _Filled) -> list[str]:
                 takers.setdefault(value.seen, {})[held.name] = value.held.name
     return [
         f"{', '.join(names)} share one tensor in the source ({next(iter(names.values()))}) but not in the target:"
-        " they are equal now and part in training"
+        " they are equal now and will diverge in training"
         for names in takers.values()
         if len(names) > 1
     ]

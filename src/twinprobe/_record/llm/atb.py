@@ -81,14 +81,14 @@ class DumpOptions:
         """Refuse values that the dumping library would misread."""
         self.command  # noqa: B018  raises for a bad command
         if self.save_operation_ids and not _IDS.fullmatch(self.save_operation_ids):
-            raise BadInput(f"{self.save_operation_ids!r} are no operators", where="-ids", hint="for example 2,3_1")
+            raise BadInput(f"{self.save_operation_ids!r} are not operators", where="-ids", hint="for example 2,3_1")
         if not _RANGE.fullmatch(self.execute_range) or len(self.execute_range) > _LONGEST_RANGE:
-            raise BadInput(f"{self.execute_range!r} are no rounds", where="-er", hint="pairs of first,last: 3,5,7,7")
+            raise BadInput(f"{self.execute_range!r} are not rounds", where="-er", hint="pairs of first,last: 3,5,7,7")
         numbers = [int(part) for part in self.execute_range.split(",")]
         if any(first > last for first, last in zip(numbers[::2], numbers[1::2], strict=True)):
             raise BadInput(f"{self.execute_range!r}: a first round comes after its last", where="-er")
         if self.operation_name and not _NAME.fullmatch(self.operation_name):
-            raise BadInput(f"{self.operation_name!r} is no operator's name", where="-opname")
+            raise BadInput(f"{self.operation_name!r} is not an operator's name", where="-opname")
         if "stats" in self.type and "tensor" not in self.type:
             raise BadInput("stats needs tensor beside it", where="--type", hint="--type tensor stats")
         if self.config_path is not None and not self.config_path.is_file():

@@ -33,7 +33,7 @@ def _is_list(value: Any, check: Callable[[Any], bool]) -> bool:
 
 
 _FLAG = (lambda value: isinstance(value, bool)), "True or False"
-_NUMBER = (lambda value: value is None or _is_number(value)), "a number from 0 on"
+_NUMBER = (lambda value: value is None or _is_number(value)), "a number from 0 up"
 # What each parameter may be, and how to say so.
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dump_path": (lambda value: isinstance(value, str | Path), "a path"),

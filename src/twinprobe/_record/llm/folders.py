@@ -193,7 +193,7 @@ def dump_data(
     import torch
 
     if type(token_id) is not int or token_id < 0:
-        raise BadInput(f"token_id is {token_id!r}", where="dump_data", hint="expected a whole number from 0 on")
+        raise BadInput(f"token_id is {token_id!r}", where="dump_data", hint="expected a whole number from 0 up")
     if not _NAME.fullmatch(str(data_id)) or str(data_id) in (".", ".."):
         raise BadInput(
             f"data_id is {data_id!r}", where="dump_data", hint="it becomes a file name: letters, digits, _.-"

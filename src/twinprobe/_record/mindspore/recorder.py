@@ -111,9 +111,9 @@ class MindSporeRecorder(EagerRecorder):
         compiled = [(path, cell) for model in models for path, cell, is_one in self.watched_modules(model) if is_one]
         for path, cell in compiled:
             logger.warning(
-                "%s (%s) runs as a compiled graph, where Python sees nothing: only what goes in and comes out is "
-                "recorded, under pynative/; no graph/ folder is produced. For the inside use MindSpore's own kernel "
-                "dump, whose folders 'compare' reads",
+                "%s (%s) runs as a compiled graph, which Python cannot observe: only its inputs and outputs are "
+                "recorded, under pynative/; no graph/ folder is produced. To see inside, use MindSpore's own kernel "
+                "dump, which 'compare' can read",
                 path,
                 type(cell).__name__,
             )

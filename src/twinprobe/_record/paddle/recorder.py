@@ -103,8 +103,8 @@ class PaddleRecorder(EagerRecorder):
         for path, layer, traced in (one for model in models for one in self.watched_modules(model)):
             if traced:
                 logger.warning(
-                    "%s (%s) was given to paddle.jit.to_static and runs as a program, where Python sees nothing: only "
-                    "what goes in and comes out is recorded",
+                    "%s (%s) was given to paddle.jit.to_static and runs as a program, which Python cannot observe: "
+                    "only its inputs and outputs are recorded",
                     path,
                     type(layer).__name__,
                 )

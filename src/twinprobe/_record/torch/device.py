@@ -150,7 +150,7 @@ class DeviceRows:
                 self._lost += 1
                 if self._lost == 1:
                     logger.warning(
-                        "a tensor was changed or freed behind the recorder's back; it is recorded without values"
+                        "a tensor changed or was freed before it was measured; it is recorded without values"
                     )
                 continue
             if self._values:

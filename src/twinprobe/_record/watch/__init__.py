@@ -144,7 +144,7 @@ class Watcher(ABC):
         self._models = list(models) if isinstance(models, list | tuple) else [models]
         for index, model in enumerate(self._models):
             if not isinstance(model, kind):
-                raise BadInput(f"start(model=...) got {type(model).__name__}, which is no {title}")
+                raise BadInput(f"start(model=...) got {type(model).__name__}, which is not a {title}")
             yield f"{index}." if len(self._models) > 1 else "", model
 
     def listed(self, names: Iterable[str]) -> list[str]:
@@ -156,7 +156,7 @@ class Watcher(ABC):
         for pattern in self.config.names:
             if not any(fnmatchcase(name, pattern) for name in names):
                 hint = did_you_mean(pattern, known) or None
-                raise BadInput(f"list holds '{pattern}', which is no module", hint=hint)
+                raise BadInput(f"list holds '{pattern}', which is not a module", hint=hint)
 
     # -- the verbs of a recorder ------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Watcher(ABC):
             path = self.config.dump_path / f"rank{self.rank() or 0}" / STREAM
             if path.exists():
                 raise BadInput(
-                    "holds an earlier recording, which is not overwritten", where=path, hint="give another dump_path"
+                    "already holds a recording, which is not overwritten", where=path, hint="give another dump_path"
                 )
             try:
                 self.attach(model)
@@ -387,7 +387,7 @@ def _sink(given: Any, folder: Path) -> Any:
     if callable(getattr(given, "log", None)):
         return _Logger(given)
     raise BadInput(
-        f"sinks holds {type(given).__name__}, which is no logger",
+        f"sinks holds {type(given).__name__}, which is not a logger",
         hint='give "tensorboard", a SummaryWriter, or an object with log(values, step), such as a wandb run',
     )
 

@@ -126,7 +126,7 @@
     const home = byId("details");
     home.replaceChildren(text("code", side.names[node]));
     row.classList.add("lit");
-    if (!links.length) home.append(text("div", `${chinese ? "未配对：" : "stays alone: "}${side.why[node] || (chinese ? "没有找到对应模块" : "no partner was found")}`));
+    if (!links.length) home.append(text("div", `${chinese ? "未配对：" : "unmatched: "}${side.why[node] || (chinese ? "没有找到对应模块" : "no partner was found")}`));
     for (const number of links) {
       const [mine, theirs, confidence, kind, rule, reason] = data.links[number];
       const names = [mine.map((at) => sides[0].names[at]), theirs.map((at) => sides[1].names[at])];

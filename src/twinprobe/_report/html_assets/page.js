@@ -26,10 +26,13 @@ function showFirst() {
     const quiet = !summary.verdicts.error && !summary.verdicts.warning;
     panel.classList.add(quiet ? "good" : "mild");
     byId("first-kicker").textContent = say("no_divergence");
-    const noise = !summary.unread && (summary.results || []).length;
-    byId("first-title").textContent = say(quiet ? "agree" : noise ? "agree_noise" : "no_output");
+    const results = summary.results || [];
+    const apart = results.some((result) => !result.agrees);
+    const noise = !summary.unread && results.length;
+    const alone = summary.target_only + summary.golden_only;
+    byId("first-title").textContent = say(quiet ? "agree" : apart ? "apart" : noise ? "agree_noise" : "no_output");
     byId("first-sentence").textContent = quiet ? say("all_pass", { n: count(summary.rows) })
-      : [say("say_what"), summary.unread ? say("unread", { n: count(summary.unread), rows: summary.unread === 1 ? "1 row" : `${count(summary.unread)} rows` }) : ""].filter(Boolean).join(" ");
+      : [say("say_what"), alone ? say("one_sided", { n: count(alone), all: count(summary.rows) }) : "", summary.unread ? say("unread", { n: count(summary.unread), rows: summary.unread === 1 ? "1 row" : `${count(summary.unread)} rows` }) : ""].filter(Boolean).join(" ");
     return;
   }
   const inside = first.module && !first.op.includes(first.module) ? say("inside", { module: first.module }) : "";

@@ -102,7 +102,7 @@ def _atb_layout(path: Path, root: Path, devices: list[Device], below: tuple[str,
         return Layout(ATB, path, root, tuple(devices))
     device = next((device for device in devices if device.name == below[0]), None)
     if device is None:
-        raise BadInput("is no device's folder of an ATB dump", where=path, hint=_HINT)
+        raise BadInput("is not a device's folder of an ATB dump", where=path, hint=_HINT)
     token = below[1] if len(below) > 1 else None
     if token is not None and (not is_round(token) or len(below) > 2):
         raise BadInput("lies inside a token's folder", where=path, hint="name the token's folder itself")

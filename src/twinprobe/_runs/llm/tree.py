@@ -72,7 +72,7 @@ def read_topology(path: Path, *, shift: int = 0) -> tuple[OpNode, int]:
     """
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
-        raise BadInput('is no ATB topology: it needs a list "nodes"', where=path)
+        raise BadInput('is not an ATB topology: it needs a list "nodes"', where=path)
     name = document.get("modelName")
     name = name if isinstance(name, str) and name else path.stem
     first = _first_number(document["nodes"], path) + shift
@@ -96,7 +96,7 @@ class _Reader:
             raise BadInput(mistake, where=f"{self._path}: {where}")
 
     def module(self, value: Any, where: str, depth: int) -> OpNode:
-        self._check(value, "name", 'is no module: it needs a "name"', where or "top level", depth)
+        self._check(value, "name", 'is not a module: it needs a "name"', where or "top level", depth)
         name, kind, children = value["name"], value.get("type", ""), value.get("children", [])
         if not isinstance(kind, str) or not isinstance(children, list):
             raise BadInput('"type" must be a text and "children" a list', where=f"{self._path}: {name}")
@@ -108,7 +108,7 @@ class _Reader:
         found = []
         for index, value in enumerate(values):
             place = f"{where}[{index}]"
-            self._check(value, "opType", 'is no operator: it needs an "opType"', place, depth)
+            self._check(value, "opType", 'is not an operator: it needs an "opType"', place, depth)
             kind, name, param, children = (*map(value.get, ("opType", "opName", "param")), value.get("nodes", []))
             if not isinstance(children, list):
                 raise BadInput('"nodes" must be a list', where=f"{self._path}: {place}")

@@ -30,7 +30,7 @@ _NO_ANSWER_NUMBERS = frozenset({
 })  # fmt: skip
 _LONGEST = 300
 
-CREDENTIALS_HINT = "see docs/remote.md on credentials, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+CREDENTIALS_HINT = "see docs/remote.md for credentials, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
 
 
 class NoAnswer(OSError):
@@ -131,7 +131,7 @@ class Asking:
         if errors:
             raise errors[0]
         if not results:
-            raise TimeoutError(f"nothing was heard for {PATIENCE:.0f} s")
+            raise TimeoutError(f"no answer for {PATIENCE:.0f} s")
         return results[0]
 
     def _filesystem(self) -> Any:
@@ -311,5 +311,5 @@ def _ranges(path: str, some: list[tuple[int, int]], fs: Any) -> list[bytes]:
 
 def _whole(piece: bytes, length: int) -> bytes:
     if len(piece) != length:
-        raise OSError(5, f"only {len(piece)} of {length} bytes came: the file changed while it was read")
+        raise OSError(5, f"only {len(piece)} of {length} bytes arrived: the file changed while it was read")
     return piece

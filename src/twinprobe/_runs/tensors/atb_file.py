@@ -145,7 +145,7 @@ def _parsed(head: bytes, start: int) -> AtbHeader:
     fields = _fields(head)
     dtype = fields.get("dtype", fields.get("type"))
     if "dims" not in fields or dtype is None:
-        raise DamagedTensor("is no ATB tensor: its header lacks dtype or dims")
+        raise DamagedTensor("is not an ATB tensor: its header lacks dtype or dims")
     return AtbHeader(
         dtype=_integer(dtype, "dtype"),
         shape=_shape(fields["dims"]),
@@ -219,7 +219,7 @@ def _head(data: Contents) -> tuple[bytes, int]:
         if head.rstrip().endswith(b"$End=1"):  # a text file whose last line break is missing
             end, stop = head.rindex(b"$End=1"), len(data)
         else:
-            raise DamagedTensor("is no ATB tensor, or is cut off: its header has no $End=1 line")
+            raise DamagedTensor("is not an ATB tensor, or is cut off: its header has no $End=1 line")
     else:
         stop = end + len(_END)
     return head[:end], stop
@@ -238,7 +238,7 @@ def _fields(head: bytes) -> dict[str, str]:
 
 def _integer(text: str, name: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise DamagedTensor(f"has the {name} {text[:60]!r}, which is no number")
+        raise DamagedTensor(f"has the {name} {text[:60]!r}, which is not a number")
     return int(text)
 
 
@@ -246,7 +246,7 @@ def _number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise DamagedTensor(f"has the {name} {text[:60]!r}, which is no number") from None
+        raise DamagedTensor(f"has the {name} {text[:60]!r}, which is not a number") from None
 
 
 def _shape(text: str) -> tuple[int, ...]:

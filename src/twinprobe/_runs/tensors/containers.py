@@ -89,7 +89,7 @@ def _tensors(path: Path, _size: int, _changed: int) -> dict[str, Stored]:
         tensors = _mindspore(data)
     else:
         raise DamagedTensor(
-            "is no checkpoint that can be read",
+            "is not a checkpoint that can be read",
             hint="known are safetensors, npy, npz, and what torch, MindSpore and Paddle save",
         )
     return dict(tensors)
@@ -192,7 +192,7 @@ def _npz(data: Contents) -> Iterator[tuple[str, Stored]]:
     for member_name, member in zip_members(data, 1 << 17, 1 << 25).items():
         name = member_name.removesuffix(".npy")
         if name == member_name:
-            raise DamagedTensor(f"holds {member_name[:200]!r}, which is no npy file")
+            raise DamagedTensor(f"holds {member_name[:200]!r}, which is not an npy file")
 
         def read(member: Member = member) -> HostTensor:
             if member.deflated:
@@ -335,7 +335,7 @@ def _onnx(data: Contents) -> Iterator[tuple[str, Stored]]:
         elif wire == _BYTES and (number == 9 or _ONNX_LISTS.get(number) == dtype):
             place = first, last
     if not dtype:
-        raise DamagedTensor("is no tensor of ONNX")
+        raise DamagedTensor("is not an ONNX tensor")
     _checked(name, dtype, tuple(shape), place[1] - place[0])
     yield name, Stored(dtype, tuple(shape), _reading(data, dtype, tuple(shape), place[0]))
 
@@ -421,7 +421,7 @@ def _fields(data: Contents, position: int, end: int) -> Iterator[tuple[int, int,
         elif wire in _SKIPPED:
             position += _SKIPPED[wire]
         else:
-            raise DamagedTensor("is no checkpoint of MindSpore")
+            raise DamagedTensor("is not a MindSpore checkpoint")
 
 
 def _varint(data: Contents, position: int, end: int) -> tuple[int, int]:
@@ -430,7 +430,7 @@ def _varint(data: Contents, position: int, end: int) -> tuple[int, int]:
         value |= (octet & 127) << (7 * shift)
         if octet < 128:
             return value, position + shift + 1
-    raise DamagedTensor("is cut off, or no checkpoint of MindSpore")
+    raise DamagedTensor("is cut off, or not a MindSpore checkpoint")
 
 
 def _varints(data: Contents, position: int, end: int) -> Iterator[int]:

@@ -140,7 +140,7 @@ def _sharded(index: Path) -> Iterator[tuple[str, str, Stored]]:
     try:
         listed = msgspec.json.decode(json_file(index), type=Index).weight_map
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        raise BadInput(f"is no index of a checkpoint: {str(error)[:200]}", where=index) from error
+        raise BadInput(f"is not the index of a checkpoint: {str(error)[:200]}", where=index) from error
     for name, file in listed.items():
         stored = tensors_in(inside(index.parent, file)).get(name)
         if stored is None:
@@ -234,10 +234,12 @@ def host_tensor(name: str, array: Any) -> HostTensor:
         by_dlpack = hasattr(array, "__dlpack__") and not hasattr(array, "__array__")
         plain = np.from_dlpack(array) if by_dlpack else np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(f"{name!r} is no array: {str(error)[:200]}") from None
+        raise BadInput(f"{name!r} is not an array: {str(error)[:200]}") from None
     if plain.dtype.name in DTYPES and plain.dtype.name not in NATIVE:  # as jax has bfloat16 and float8: by their bits
         bits = np.ascontiguousarray(plain).reshape(-1).view(f"u{plain.dtype.itemsize}")
         return HostTensor(plain.dtype.name, plain.shape, bits)
     if plain.dtype.name not in NATIVE:
-        raise BadInput(f"{name!r} is no array of numbers, but of {plain.dtype}", hint="name numpy, torch or jax arrays")
+        raise BadInput(
+            f"{name!r} is not an array of numbers, but of {plain.dtype}", hint="name numpy, torch or jax arrays"
+        )
     return HostTensor(plain.dtype.name, plain.shape, np.ascontiguousarray(plain).reshape(-1))

@@ -92,7 +92,7 @@ def call(function: Global, arguments: tuple[object, ...]) -> object:
     """What the function would have made of its arguments, as a record."""
     handler = _CALLS.get(function.name)
     if handler is None:
-        raise DamagedTensor(f"calls {function.name}, which is no function")
+        raise DamagedTensor(f"calls {function.name}, which is not a function")
     return handler(arguments)
 
 
@@ -178,7 +178,7 @@ def naturals(values: object, what: str) -> tuple[int, ...]:
 
 def _check_count(arguments: tuple[object, ...], least: int, most: int) -> None:
     if not least <= len(arguments) <= most:
-        raise DamagedTensor(f"describes a tensor by {len(arguments)} values, which is no known form")
+        raise DamagedTensor(f"describes a tensor by {len(arguments)} values, which is not a known form")
 
 
 _REBUILDS: dict[str, Callable[[tuple[object, ...]], TensorRecord]] = {
@@ -346,7 +346,7 @@ def _tuple(count: int) -> Callable[[Machine], None]:
 def _set_items(machine: Machine, items: list[object]) -> None:
     target = machine.pop()
     if not isinstance(target, dict) or len(items) % 2:
-        raise DamagedTensor("holds a pickle that fills what is no dictionary")
+        raise DamagedTensor("holds a pickle that fills something that is not a dictionary")
     for key, value in zip(items[::2], items[1::2], strict=True):
         if type(key) is not str and type(key) is not int:
             raise DamagedTensor("holds a pickle with a dictionary key that is neither text nor a number")
@@ -357,7 +357,7 @@ def _set_items(machine: Machine, items: list[object]) -> None:
 def _append(machine: Machine, items: list[object]) -> None:
     target = machine.pop()
     if not isinstance(target, list):
-        raise DamagedTensor("holds a pickle that extends what is no list")
+        raise DamagedTensor("holds a pickle that extends something that is not a list")
     target.extend(items)
     machine.stack.append(target)
 

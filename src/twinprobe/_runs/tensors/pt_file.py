@@ -331,4 +331,4 @@ def _not_a_zip(data: Contents) -> DamagedTensor:
         )
     if data[:1] == b"\x80":
         return DamagedTensor("is a bare pickle, which is never loaded", hint="write it with torch.save")
-    return DamagedTensor("is no file of torch.save: it does not begin as a zip file")
+    return DamagedTensor("is not a torch.save file: it does not start like a zip file")

@@ -147,7 +147,7 @@ def _lenient_items(machine: Machine, items: list[object]) -> None:
         target.state = target.state if isinstance(target.state, dict) else {}
     filled = target.state if isinstance(target, Opaque) else target
     if not isinstance(filled, dict):
-        raise DamagedTensor("holds a pickle that fills what is no dictionary")
+        raise DamagedTensor("holds a pickle that fills something that is not a dictionary")
     for key, value in zip(items[::2], items[1::2], strict=True):
         if isinstance(key, str | int | Opaque):
             filled[key] = value

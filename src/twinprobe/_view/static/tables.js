@@ -79,7 +79,7 @@ function plain(value) {
   return value.under === undefined ? clean(value.text) : `${clean(value.text)} | ${clean(value.under)}`;
 }
 
-/** Numbers by size, what is no number after them, by letters. @param {string} a @param {string} b */
+/** Numbers by size, what is not a number after them, by letters. @param {string} a @param {string} b */
 export function compare(a, b) {
   const [x, y] = [Number.parseFloat(a), Number.parseFloat(b)];
   if (Number.isNaN(x) || Number.isNaN(y))
