@@ -212,3 +212,16 @@ def test_experts_are_known_by_what_they_hold(tmp_path: Path, capsys: pytest.Capt
     assert any("layout ep=2 (found)" in note for note in found["notes"])
     assert found["first"] is None
     assert found["verdicts"] == {"pass": 10, "warning": 0, "error": 0}
+
+
+def test_updates_that_one_run_alone_recorded_are_told(
+    arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight, words = arrays
+    record(tmp_path / "g" / "step0" / "proc1", {UP: layer(weight, words)})
+    for rank, own in enumerate(np.split(weight, 2)):
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, {UP: layer(own, words)})
+        record(place, {"Optimizer.up.weight.SGD.0.forward": {"input.0": own, "output.0": own}}, name="optimizer")
+    notes = compared(tmp_path, capsys, "tp=2")["notes"]
+    assert f"no optimizer.json in {tmp_path / 'g' / 'step0' / 'proc1'}: updates and settings were not compared" in notes

@@ -172,6 +172,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
 
 
+def not_compared(folder: Path) -> str:
+    """What is said where one run alone recorded what its optimizer saw."""
+    return f"no {OPTIMIZER_FILE} in {folder}: updates and settings were not compared"
+
+
 def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Summary:
     """What the optimisers of two runs of modules alone saw and did, as their optimizer.json says.
 
@@ -180,10 +185,12 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
     """
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
     known = [file.is_file() for file in files]
-    if any(known) and not all(known) and any(result.name == PARAMETER_GRADIENTS for result in summary.results):
-        note = f"no {OPTIMIZER_FILE} in {files[known.index(False)].parent}: updates and settings were not compared"
+    ranks = bool(target.arrangement or golden.arrangement)  # then updates are compared on their own
+    gradients = any(result.name == PARAMETER_GRADIENTS for result in summary.results)
+    if any(known) and not all(known) and gradients and not ranks:
+        note = not_compared(files[known.index(False)].parent)
         summary = replace(summary, notes=[*summary.notes, note])
-    alone = not target.arrangement and not golden.arrangement and options.thresholds.rounding is None
+    alone = not ranks and options.thresholds.rounding is None
     first = summary.first
     # Where its calls were recorded, all that is left to say is the setting behind them.
     calls = all(IN_OPTIMIZER in run.parents.values() for run in (target, golden))
