@@ -212,3 +212,38 @@ def test_experts_are_known_by_what_they_hold(tmp_path: Path, capsys: pytest.Capt
     assert any("layout ep=2 (found)" in note for note in found["notes"])
     assert found["first"] is None
     assert found["verdicts"] == {"pass": 10, "warning": 0, "error": 0}
+
+
+def test_updates_that_one_run_alone_recorded_are_told(
+    arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight, words = arrays
+    record(tmp_path / "g" / "step0" / "proc1", {UP: layer(weight, words)})
+    for rank, own in enumerate(np.split(weight, 2)):
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, {UP: layer(own, words)})
+        record(place, {"Optimizer.up.weight.SGD.0.forward": {"input.0": own, "output.0": own}}, name="optimizer")
+    notes = compared(tmp_path, capsys, "tp=2")["notes"]
+    assert f"no optimizer.json in {tmp_path / 'g' / 'step0' / 'proc1'}: updates and settings were not compared" in notes
+
+
+def test_what_an_optimizer_makes_of_rounding_is_not_blamed_a_step_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gradient that is zero in theory (of a bias of keys) moves its parameter by noise, further than others."""
+    generator = np.random.default_rng(7)
+    rounding = [0.3, 0.4, 4.0, 0.3, 0.4]  # epsilons
+    weights = [generator.standard_normal((32, 8), dtype=np.float32) for _ in rounding]
+    for folder, moved in (("g/step1/proc1", False), ("t/step1/rank0", True), ("t/step1/rank1", True)):
+        calls = {}
+        for at, (weight, far) in enumerate(zip(weights, rounding, strict=True)):
+            noise = np.random.default_rng(at).standard_normal(weight.shape) * far * 2**-23 if moved else 0.0
+            before = (weight * (1 + noise)).astype(np.float32)
+            name = f"Optimizer.layers.{at}.bias.AdamW.0.forward"
+            calls[name] = {"input.0": weight * 0.1, "output.0": before * np.float32(0.9), "parameters.before": before}
+        record(tmp_path / folder, {NORM: {"output.0": weights[0]}})
+        record(tmp_path / folder, calls, name="optimizer")
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--layout", "dp=2"]) == 0
+    found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}["step1/optimizer"]
+    assert found["first"] is None

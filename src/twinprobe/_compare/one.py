@@ -167,6 +167,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
 
 
+def not_compared(folder: Path) -> str:
+    """What is said where one run alone recorded what its optimizer saw."""
+    return f"no {OPTIMIZER_FILE} in {folder}: updates and settings were not compared"
+
+
 def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Summary:
     """Add what the optimizers of both runs read and wrote, as their optimizer.json files say."""
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
@@ -176,9 +181,10 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
     from twinprobe._compare.updates import add_little, join_updates, parameter_matcher
 
     if not all(known):
-        note = f"no {OPTIMIZER_FILE} in {files[known.index(False)].parent}: updates and settings were not compared"
+        ranks = bool(target.arrangement or golden.arrangement)  # then updates are compared on their own
         gradients = any(result.name == PARAMETER_GRADIENTS for result in summary.results)
-        return replace(summary, notes=[*summary.notes, note]) if gradients else summary
+        note = not_compared(files[known.index(False)].parent)
+        return replace(summary, notes=[*summary.notes, note]) if gradients and not ranks else summary
     if options.thresholds.rounding is not None or options.thresholds.by_row or add_little(summary, target, golden):
         return summary
     try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.matcher import match_names
-from twinprobe._compare.one import Comparison, Options, compare_runs
+from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
 from twinprobe._judge.origin import Divergence
@@ -29,6 +29,7 @@ from twinprobe._layout.ranks import (
     open_ranks,
     passes_of,
     recorded_world,
+    reduced_types,
     with_experts,
     without_recomputation,
 )
@@ -159,6 +160,9 @@ def compare_whole(job: Job, options: Options) -> Comparison:
             words = [f"{side}: gradients are reduced in {dtype}, and judged by its precision"
                      for side, (_, dtype) in zip(("target", "golden"), precisions, strict=True) if dtype]  # fmt: skip
             notes = [*words, *notes]
+    seen = [bool(side.files(OPTIMIZER_FILE)) for side in job.ranks]
+    if any(seen) and not all(seen):
+        notes = [*notes, not_compared(job.ranks[seen.index(False)].root)]
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     return with_findings(comparison, notes, lost)
 
@@ -167,14 +171,16 @@ def _gradient_precision(side: StepRanks) -> tuple[float, str]:
     """The epsilon of the coarsest type in which the ranks of a step compute gradients; 0 where it is not known.
 
     They come from matrix products, and go through collectives: hooks that compress them (of DDP) take a type of 16
-    bits, which is told as well if it is coarser than that of the products.
+    bits, which is told as well if it is coarser than that of the products. layout.json names it, and so do recorded
+    collectives.
     """
     for file in side.files(DUMP).values():
         with suppress(TwinProbeError):
             table = open_run(file).table
             products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
             reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
-            dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in reduced["dtype"].unique().to_list()}
+            types = {*reduced["dtype"].unique().to_list(), *reduced_types(file.parent / LAYOUT_FILE)}
+            dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in types}
             coarsest = max(dtypes, default=0.0)
             return max(products, coarsest), dtypes[coarsest] if coarsest > products else ""
     return 0.0, ""

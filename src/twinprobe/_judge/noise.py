@@ -248,9 +248,11 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
 def _drift(flow: Flow, values: Values, step: int, epsilon: float) -> tuple[float, float]:
     """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
 
-    In training, rounding errors of every step stay in the parameters.
+    In training, rounding errors of every step stay in the parameters, as modules read them and as optimizer.json has
+    them before its step.
     """
-    moved = flow.parameter & (values.epsilon > 0) & (values.error > 0) & ~flow.spread(flow.updates)
+    before = ~flow.spread(flow.updates) | (flow.role == PARAMETER)
+    moved = flow.parameter & (values.epsilon > 0) & (values.error > 0) & before
     if step == 0 or not moved.any():
         return 0.0, 0.0
     typical, coarse = float(np.median(values.error[moved])), epsilon > _COARSE

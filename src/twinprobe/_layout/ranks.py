@@ -84,6 +84,12 @@ def recorded_world(path: Path) -> int:
     return world if isinstance(world, int) and 0 < world <= 1 << 20 else 0
 
 
+def reduced_types(path: Path) -> list[str]:
+    """The 16-bit types in which a layout.json says that gradients were reduced."""
+    types = _read_layout(path)[0].get("reduced_in")
+    return [one for one in types if isinstance(one, str)] if isinstance(types, list) else []
+
+
 def _take_placements(dump: RankDump) -> list[str]:
     """Placements of the values in this dump, checked against their shapes; those that contradict are told."""
     values = dump.header.pop("values", None)

@@ -59,6 +59,13 @@ elif layout == "sequence":
     whole = [tokens]
     debugger.start()
     shards = [distribute_tensor(tokens, mesh, [Shard(1)]) * 1]
+elif layout == "gathered":  # what a collective still writes to
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    mesh = init_device_mesh("cpu", (world,))
+    whole = [tokens]
+    own = tokens.chunk(world, 1)[rank].contiguous()
+    debugger.start()
+    shards = [DTensor.from_local(AsyncCollectiveTensor(own), mesh, [Shard(1)], run_check=False).view(2, 30, 36)]
 elif layout == "partial":
     mesh = init_device_mesh("cpu", (world,))
     parts = [torch.randn(40, 12) for _ in range(world)]
@@ -90,7 +97,7 @@ def recorded(folder: Path, layout: str, world: int) -> tuple[list[np.ndarray], l
     runs = [open_run(folder / f"dump/step0/rank{rank}") for rank in range(world)]
     with np.load(folder / "whole.npz") as file:
         whole = [file[name] for name in file.files]
-    name = "view" if layout == "partial" else "__mul__|mul"
+    name = "view" if layout in ("partial", "gathered") else "__mul__|mul"
     rows = []
     for run in runs:
         assert run.sketches is not None
@@ -102,7 +109,7 @@ def recorded(folder: Path, layout: str, world: int) -> tuple[list[np.ndarray], l
 
 
 CASES = [
-    "sequence-2",
+    "sequence-2", "gathered-2",
     *(pytest.param(case, marks=pytest.mark.slow) for case in ("tensor-2", "tensor-4", "fsdp-2", "partial-2")),
 ]
 

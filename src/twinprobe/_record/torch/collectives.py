@@ -41,6 +41,9 @@ _RECEIVES: dict[str, tuple[int | str, ...]] = {
     "all_gather_into_tensor": (0, "output_tensor"),
     "reduce_scatter_tensor": (0, "output"),
 }
+# Those that add up what the ranks hold.
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "_reduce_scatter_base")
+_NARROW = (torch.float16, torch.bfloat16)
 # P2POp asks whether its operation *is* one of these; the function mode sees them called directly.
 _COMPARED = frozenset({"isend", "irecv"})
 _ASYNC = frozenset({"isend", "irecv", "batch_isend_irecv"})
@@ -156,6 +159,43 @@ class Collectives:
         if name == "isend" and outputs:
             outputs[0] = None
         return outputs
+
+
+class ReducedGradients:
+    """Knows the 16-bit types in which gradients are reduced, at every level: communication hooks of DDP choose one.
+
+    Collectives are recorded at some levels only, but the precision of gradients depends on these types.
+    """
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[str, Any]] = []
+        self.types: set[str] = set()
+
+    def attach(self) -> None:
+        """Watch the reductions."""
+        for name in _REDUCTIONS if torch.distributed.is_available() and not self._originals else ():
+            original = getattr(torch.distributed, name, None)
+            if original is not None:
+                self._originals.append((name, original))
+                setattr(torch.distributed, name, self._watched(original))
+
+    def detach(self) -> None:
+        """Put the originals back."""
+        for name, original in self._originals:
+            setattr(torch.distributed, name, original)
+        self._originals.clear()
+
+    def _watched(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def reduce(*args: Any, **kwargs: Any) -> Any:
+            # What is compiled stays as it is. Gradients are reduced while backward runs.
+            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+                tensor = args[0] if args else next(iter(kwargs.values()), None)
+                if isinstance(tensor, torch.Tensor) and tensor.dtype in _NARROW:
+                    self.types.add(str(tensor.dtype))
+            return original(*args, **kwargs)
+
+        return reduce
 
 
 class _Equal:

@@ -126,13 +126,14 @@ def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None
     return (host_statistics(tensor), None) if host is None else measured(host)
 
 
-def shard_sketch(tensor: Any) -> Row | None:
+def shard_sketch(tensor: Any, local: torch.Tensor) -> Row | None:
     """The sketch of a DTensor's part on this rank, counted by its place in the whole: those of all ranks add up.
+
+    ``local`` is that part as a plain tensor: a DTensor may hold one that a collective still writes to.
 
     None where it is the whole tensor, where the place is not known, and for parts on a device, which are marked local.
     """
     placements = tensor.placements
-    local = tensor.to_local()
     plain = all(type(one).__name__ in ("Shard", "Replicate", "Partial") for one in placements)
     if not plain or not local.is_cpu or not local.numel() or all(one.is_replicate() for one in placements):
         return None

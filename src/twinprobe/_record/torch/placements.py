@@ -59,8 +59,9 @@ def _sum_of(placement: Any) -> str:
 class Placements:
     """What layout.json of a step says; asked on the writer thread."""
 
-    def __init__(self, pipeline: dict[str, int]) -> None:
+    def __init__(self, pipeline: dict[str, int], reduced: set[str]) -> None:
         self._pipeline = pipeline
+        self._reduced = reduced
 
     def look(self, entry: Entry, placed: dict[str, Any]) -> None:
         """Add the placements of an entry's tensors, by the names that these have."""
@@ -77,7 +78,10 @@ class Placements:
             return {}
         meshes = {str(value["mesh"]): value.pop("names") for value in placed.values()}
         head = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size(), "sizes": _megatron_sizes()}
-        return head | {"pipeline": dict(self._pipeline), "meshes": meshes, "values": placed}
+        head |= {"pipeline": dict(self._pipeline), "meshes": meshes}
+        if self._reduced:
+            head["reduced_in"] = sorted(self._reduced)
+        return head | {"values": placed}
 
 
 def _described(note: Note, placed: Placed) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from twinprobe._record.recorder import Recorder
 from twinprobe._record.render import Capturer, remark_of
 from twinprobe._record.rows import Entry, GradientWatch, Group, Leaf, Note, ParameterGradients, with_total_norm
 from twinprobe._record.torch.autograd import FUNCTION, REGISTER, Graph, without_handle
-from twinprobe._record.torch.collectives import Collectives
+from twinprobe._record.torch.collectives import Collectives, ReducedGradients
 from twinprobe._record.torch.function_mode import ApiMode
 from twinprobe._record.torch.graph_index import Edge, sequence_number
 from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
@@ -188,6 +188,7 @@ class TorchRecorder(Recorder):
         self.modules = ModuleHooks(self)
         self.parameters: GradientWatch = PassGradients(self)
         self.collectives = Collectives(self)
+        self.reduced = ReducedGradients()
         self.mode = ApiMode(self) if self.records_apis else WatchMode(self)
         self.compiled = CompiledFunctions(self.mode)
         self.distributed = False
@@ -285,14 +286,16 @@ class TorchRecorder(Recorder):
             if token_range is not None:
                 self.modules.watch_tokens(models, token_range)
             self.optimizer.attach(models)
+            self.distributed = self.rank() is not None
+            if self.distributed:
+                self.reduced.attach()
             if self.records_apis:
                 self.collectives.attach()
-            self.distributed = self.rank() is not None
             if self.distributed:
                 self.pipeline = self.pipeline or PipelineStages(self)
                 self.pipeline.attach()
                 if self.config.optimizer and self.engine.places is None:
-                    self.engine.places = Placements(self.pipeline.known)
+                    self.engine.places = Placements(self.pipeline.known, self.reduced.types)
             if self.backward and REGISTER not in vars(FUNCTION):
                 setattr(FUNCTION, REGISTER, without_handle)
             self.mode.attach()
@@ -307,7 +310,7 @@ class TorchRecorder(Recorder):
         self.book.may_wait = False
         for part in (
             self.mode.detach, self.compiled.detach, self.graph.close, self.parameters.detach, self.modules.detach,
-            self.collectives.detach, self.optimizer.detach,
+            self.collectives.detach, self.reduced.detach, self.optimizer.detach,
         ):  # fmt: skip
             self.work("stopping", part)
         if self.pipeline is not None:

@@ -214,7 +214,9 @@ class TensorBook:
             else:
                 row = self.note(content, save).row
         shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
-        shard = shard_sketch(tensor) if self._sketch and row is not None and text.endswith("DTensor") else None
+        shard = None
+        if self._sketch and row is not None and content is not None and text.endswith("DTensor"):
+            shard = shard_sketch(tensor, content)
         return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra, shard)
 
     @staticmethod
