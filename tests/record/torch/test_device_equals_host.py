@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from twinprobe._measure.cuda import Copies, Page, _sketch_room
+from twinprobe._measure.cuda.measure import Copies, Page, _sketch_room
 from twinprobe._runs.sketches import ROW
 
 SCRIPT = """
@@ -80,7 +80,7 @@ import triton.language as tl
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from twinprobe._measure.cuda_kernels import float_sketches
+from twinprobe._measure.cuda.sketches import float_sketches
 
 kinds = (("bf16", tl.float32, 8), ("fp32", tl.float32, 4), ("fp64", tl.float64, 2), ("bf16", tl.float32, 1))
 for name, acc, width in kinds:

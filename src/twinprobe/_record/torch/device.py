@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from twinprobe._measure.crc32 import crc_of_zeros
-from twinprobe._measure.cuda import DeviceMeasure, Lane, Measured, Queue
+from twinprobe._measure.cuda.measure import DeviceMeasure, Lane, Measured, Queue, View, view_of
 from twinprobe._measure.sketch import as_pairs
 from twinprobe._measure.statistics import Statistics
 from twinprobe._record.rows import Row
@@ -164,31 +164,50 @@ class DeviceRows:
                     if line <= 0:
                         add_line(queue, lane, address, elements, receiver, line)
                 else:
-                    for dense, repeats, kind in self._dense(tensor.detach()):
+                    for dense, repeats, kind, view in self._dense(tensor.detach()):
                         copies.append(dense)
                         dtype, start, elements = dense.dtype, dense.data_ptr(), dense.numel()
-                        queue = measure.statistics(lane, dtype, not start & 15)
-                        add_line(queue, lane, start, elements, (row, elements, repeats, kind))
+                        receiver = (row, elements, repeats, kind)
+                        if view is None:
+                            queue = measure.statistics(lane, dtype, not start & 15)
+                            add_line(queue, lane, start, elements, receiver)
+                        else:
+                            add_view(measure.views(lane, dtype, view.width), lane, start, elements, view, receiver)
             if self._digest:
                 self._add_digest(measure, lane, tensor.detach(), row, self._digest, copies)
         lane.launch()
 
-    def _dense(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, int, int | None]]:
-        """The elements as the kernels take them, how often each counts, and the style; complex numbers come twice."""
-        pieces: list[tuple[torch.Tensor, int, int | None]] = []
-        repeats, style = 1, _STYLES.get(tensor.dtype)
+    def _dense(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, int, int | None, View | None]]:
+        """The elements as the kernels take them, how often each counts, the style, and how a kernel reads them where
+        they do not lie in order; complex numbers come twice."""
+        pieces: list[tuple[torch.Tensor, int, int | None, View | None]] = []
+        style = _STYLES.get(tensor.dtype)
         if style is None:
             style = COMPLEX if tensor.is_complex() else FLOAT
             if self._sketch and style == COMPLEX:
-                pieces.append((torch.view_as_real(tensor.resolve_conj()).contiguous(), 1, PAIRS))
+                pairs = torch.view_as_real(tensor.resolve_conj())
+                pieces.append(self._in_order(pairs, PAIRS))
             tensor = tensor.abs() if style == COMPLEX else tensor.float()
-        if not tensor.is_contiguous():
-            # A sketch tells elements apart by their place: it needs them in order.
-            in_order = self._sketch and tensor.nbytes <= LARGEST_COPY
-            tensor, repeats = (tensor.contiguous(), 1) if in_order else packed(tensor)
-            if self._sketch and not in_order:
-                style = COMPLEX
-        return [*pieces, (tensor, repeats, style)]
+        return [*pieces, self._in_order(tensor, style)]
+
+    def _in_order(
+        self, tensor: torch.Tensor, style: int | None
+    ) -> tuple[torch.Tensor, int, int | None, View | None]:
+        """A tensor as ``_dense`` gives it. A sketch tells elements apart by their place: it needs them in order."""
+        if tensor.is_contiguous():
+            return tensor, 1, style, None
+        tensor = tensor.resolve_neg()  # memory holds something else
+        if self._sketch:
+            few = tensor.nbytes <= LARGEST_COPY  # a larger view that repeats its elements gets no sketch
+            if few or tensor.nbytes <= tensor.untyped_storage().nbytes():
+                aligned_floats = tensor.is_floating_point() and not tensor.data_ptr() & 15
+                view = view_of(tuple(tensor.shape), tensor.stride(), tensor.itemsize, aligned_floats)
+                if view is not None:
+                    return tensor, 1, style, view
+            if few or style == PAIRS:
+                return tensor.contiguous(), 1, style, None
+            style = COMPLEX
+        return (*packed(tensor), style, None)
 
     def _add_digest(
         self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, mode: str, copies: list[torch.Tensor]
@@ -249,6 +268,17 @@ def add_line(queue: Queue, lane: Lane, address: int, elements: int, receiver: An
         lane.launch()
         queue.turn_page(elements)
         line = queue.add(address, elements, receiver)
+    if not line:
+        lane.waiting[queue] = None
+
+
+def add_view(queue: Queue, lane: Lane, address: int, elements: int, view: View, receiver: Any) -> None:
+    """``add_line`` for a view whose elements do not lie in order."""
+    line = queue.add_view(address, elements, view, receiver)
+    if line < 0:
+        lane.launch()
+        queue.turn_page(elements, view)
+        line = queue.add_view(address, elements, view, receiver)
     if not line:
         lane.waiting[queue] = None
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from twinprobe._measure.cuda import DeviceMeasure
+from twinprobe._measure.cuda.measure import DeviceMeasure
 from twinprobe._measure.elements import address_of
 from twinprobe._measure.engine import KERNEL_BYTES, STRIP, engine_for
 from twinprobe._measure.loops.sums import BLOCK, MAX, MIN, SQUARES, SUM, TENSOR_COLUMNS

@@ -1,7 +1,7 @@
 """Statistics and checksums of many device tensors, without a synchronisation before the results are wanted.
 
-A tensor is one line (address, element count, first slot, block length) in a queue; ``launch`` measures all lines of a
-queue with one kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out
+A tensor is one line (address, element count, first slot, block length) in a queue, a view whose elements do not lie in
+order is three; ``launch`` measures all lines of a queue with one kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out
 the results. Triton is imported on first use.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -122,6 +123,7 @@ class Page:
     sizes: list[int] = field(default_factory=list)  # elements, where there are sketches
     blocks: NDArray[np.int64] | None = None  # of sketches: how many blocks each tensor has
     pieces: NDArray[np.int64] | None = None  # and how many slots each of its blocks
+    views: list[View] = field(default_factory=list)  # of a queue of views
     starts: list[int] = field(default_factory=list)
     receivers: list[Any] = field(default_factory=list)
 
@@ -133,15 +135,79 @@ def _sketch_room(elements: int) -> tuple[int, int]:
     return -(-elements // length) * -(-length // _CHUNK), length
 
 
+_MOST_ELEMENTS, _FARTHEST = 1 << 29, 1 << 31  # what kernels of views count in 32 bits
+_AXES = 4
+_TILE = 5  # logarithm of the rows of a tile: as many threads read neighbours in memory
+_FEW = 1 << 18  # elements: so few are in the cache when they are read again
+
+
+class View(NamedTuple):
+    """How a kernel reads a view in its logical order: what follows its line in the table, how many neighbours it reads
+    at a time, and what its sketch takes."""
+
+    words: tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
+    width: int
+    pieces: int  # slots of a block
+    slots: int
+    length: int  # of a block
+
+
+@lru_cache(maxsize=4096)
+def view_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, aligned_floats: bool) -> View | None:
+    """How to read a view with these strides, in elements; ``aligned_floats`` begin at a multiple of 16 bytes. None where
+    copying it is the better way: too many axes or elements, or neighbours in memory that are far apart in order."""
+    axes: list[tuple[int, int]] = []
+    for size, step in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == step * size:  # the two are one longer axis
+            axes[-1] = axes[-1][0] * size, step
+        else:
+            axes.append((size, step))
+    elements = prod(shape)
+    beyond = sum((size - 1) * step for size, step in axes) >= _FARTHEST
+    if not axes or len(axes) > _AXES or elements > _MOST_ELEMENTS or beyond or min(strides) < 0:
+        return None
+    (_, step_1), (size_2, step_2), (size_3, step_3), (size, step) = [(1, 0)] * (_AXES - len(axes)) + axes
+    length = block_length(elements)
+    pieces, tile, width = -(-length // _CHUNK), 0, min(8, 16 // itemsize)
+    grouped = step == 1 and not (size % width or step_1 % width or step_2 % width or step_3 % width)
+    if aligned_floats and grouped and length % 8 == 0:
+        size, step_1, step_2, step_3 = size // width, step_1 // width, step_2 // width, step_3 // width
+    else:
+        width = 1
+        if step > 1 and step_3 and step_3 * itemsize <= 8 and step > step_3 and size_3 > 1:  # a matrix by columns
+            tile = min(_TILE, (length // size).bit_length() - 1) if length >= size else 0
+        if tile:
+            rows = length // size + (2 if length % size else 0)
+            pieces = -(-size // (_CHUNK >> tile)) * -(-rows >> tile)
+        elif step > _AXES and elements > _FEW:
+            return None
+    divisors = [_divisor(one) for one in (size, size_3, size_2)]
+    shifts = sum(shift << 8 * at for at, (_, shift) in enumerate(divisors)) | tile << 24
+    words = (divisors[0][0], divisors[1][0], divisors[2][0], shifts), (step, step_3, step_2, step_1)
+    return View(words, width, pieces, -(-elements // length) * pieces, length)
+
+
+def _divisor(number: int) -> tuple[int, int]:
+    """A divisor in one word with its multiplier, and its shift: n // number is (n * multiplier // 2**32 + n) >> shift
+    for n below 2**31."""
+    shift = (number - 1).bit_length()
+    return number << 32 | (((1 << shift) - number) << 32) // number + 1, shift
+
+
 class Queue:
     """Tensors that one kernel will measure together. All of them belong to one stream."""
 
     __slots__ = (
-        "_new_page", "_sketches", "chunk", "kernel", "lines", "most", "page", "pages", "receivers",
+        "_new_page", "_sketches", "chunk", "kernel", "lines", "most", "most_lines", "page", "pages", "receivers",
+        "views",
     )  # fmt: skip
 
-    def __init__(self, kernel: Kernel, chunk: int, new_page: Callable[[int], Page]) -> None:
+    def __init__(self, kernel: Kernel, chunk: int, new_page: Callable[[int], Page], views: bool = False) -> None:
         self.kernel = kernel
+        self.most_lines = MOST_LINES // 3 if views else MOST_LINES
+        self.views: list[View] | None = [] if views else None
         self.chunk = chunk
         self.lines: list[tuple[int, int, int, int]] = []
         self.receivers: list[Any] = []
@@ -151,9 +217,12 @@ class Queue:
         self.pages = [self.page]
         self._sketches = self.page.kind.startswith("sketched")
 
-    def turn_page(self, elements: int) -> None:
+    def turn_page(self, elements: int, view: View | None = None) -> None:
         """After a launch: go on with a page that has room for a tensor of this size."""
-        chunks = _sketch_room(elements)[0] if self._sketches else -(-elements // self.chunk)
+        if view is not None:
+            chunks = view.slots
+        else:
+            chunks = _sketch_room(elements)[0] if self._sketches else -(-elements // self.chunk)
         if self.page.used + chunks > self.page.size:
             self.page = self._new_page(max(chunks, _PAGE_SLOTS))
             self.pages.append(self.page)
@@ -173,14 +242,31 @@ class Queue:
             self.most = slots
         return line
 
+    def add_view(self, address: int, elements: int, view: View, receiver: Any) -> int:
+        """``add`` for a view whose elements do not lie in order."""
+        page, line = self.page, len(self.receivers)
+        assert self.views is not None
+        if page.used + view.slots > page.size or line >= self.most_lines:
+            return -1
+        self.lines += [(address, elements, page.used, view.length), *view.words]
+        page.used += view.slots
+        self.views.append(view)
+        self.receivers.append(receiver)
+        self.most = max(self.most, view.slots)
+        return line
+
     def launch(self, tables: Tables, stream: int) -> None:
         """Measure all lines on the current stream, whose raw number is given too."""
         lines, receivers, most = self.lines, self.receivers, self.most
-        page = self.page
+        page, firsts = self.page, lines
         self.lines, self.receivers, self.most = [], [], 0
-        page.starts += [line[2] for line in lines]
+        if self.views is not None:
+            firsts = lines[::3]
+            page.views += self.views
+            self.views = []
+        page.starts += [line[2] for line in firsts]
         if self._sketches:
-            page.sizes += [line[1] for line in lines]
+            page.sizes += [line[1] for line in firsts]
         try:
             table = tables.send(lines)
             self.kernel((most, len(receivers), 1), stream, table, page.buffer)
@@ -247,6 +333,19 @@ class DeviceMeasure:
             queue = lane.queues[key] = self._queue(kind, *self._kernels[key], flags=flags)
         return queue
 
+    def views(self, lane: Lane, dtype: Any, width: int) -> Queue:
+        """The queue for views of one element type that are read so many elements at a time. Only where sketches are
+        made: statistics alone take elements in any order."""
+        key = (dtype, "view", width)
+        queue = lane.queues.get(key)
+        if queue is None:
+            if key not in self._kernels:
+                self._kernels[key] = self._view_kernel(dtype, width), _CHUNK
+            kind = "sketched floats" if dtype.is_floating_point else "sketched integers"
+            flags = flags_of(str(dtype).rpartition(".")[2])
+            queue = lane.queues[key] = self._queue(kind, *self._kernels[key], flags=flags, views=True)
+        return queue
+
     def checksums(self, lane: Lane, mode: str) -> Queue:
         """The queue for ``md5`` (CRC-32 of whole 32-bit words) or ``xor`` (of whole 64-bit words)."""
         queue = lane.queues.get(mode)
@@ -260,15 +359,14 @@ class DeviceMeasure:
     # Triton's kernels are imported here, where there surely is a device, each with the constants that suit it.
 
     def _statistics_kernel(self, dtype: Any, aligned: bool) -> Kernel:
-        from twinprobe._measure import cuda_kernels
+        from twinprobe._measure.cuda import sketches, statistics
 
-        torch, kernels = self._torch, cast(Any, cuda_kernels)
-        stored = torch.uint8 if dtype == torch.bool else dtype
-        example = (torch.empty(16, dtype=stored, device=self._device),)
+        kernels = cast(Any, sketches if self._sketch else statistics)
+        example = self._example(dtype)
         if not dtype.is_floating_point:
             integers = kernels.integer_sketches if self._sketch else kernels.integer_statistics
             return Kernel(integers, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
-        acc = kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
+        acc = kernels.tl.float64 if dtype == self._torch.float64 else kernels.tl.float32
         if self._sketch:
             limit = QUARTER[str(dtype).rpartition(".")[2]]
             width = min(8, 16 // dtype.itemsize) if aligned else 1
@@ -278,23 +376,38 @@ class DeviceMeasure:
         constants = {"ACC": acc, "ALIGNED": aligned, "CHUNK": _CHUNK, "BLOCK": 2048}
         return Kernel(kernels.float_statistics, example, constants, {"num_warps": 8})
 
-    def _xor_kernel(self) -> tuple[Kernel, int]:
-        from twinprobe._measure import cuda_kernels
+    def _view_kernel(self, dtype: Any, width: int) -> Kernel:
+        from twinprobe._measure.cuda import sketches
 
-        kernels = cast(Any, cuda_kernels)
+        kernels, example = cast(Any, sketches), self._example(dtype)
+        if not dtype.is_floating_point:
+            return Kernel(kernels.strided_integer_sketches, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
+        acc = kernels.tl.float64 if dtype == self._torch.float64 else kernels.tl.float32
+        limit = QUARTER[str(dtype).rpartition(".")[2]]
+        constants = {"ACC": acc, "LIMIT": limit, "CHUNK": _CHUNK, "ROWS": 1024 // width, "WIDTH": width}
+        return Kernel(kernels.strided_float_sketches, example, constants, {"num_warps": 4 if width > 1 else 8})
+
+    def _example(self, dtype: Any) -> tuple[Any]:
+        torch = self._torch
+        return (torch.empty(16, dtype=torch.uint8 if dtype == torch.bool else dtype, device=self._device),)
+
+    def _xor_kernel(self) -> tuple[Kernel, int]:
+        from twinprobe._measure.cuda import checksums
+
+        kernels = cast(Any, checksums)
         return Kernel(kernels.xor_chunks, (), {"CHUNK": _XOR_WORDS, "BLOCK": 1024}, {}), _XOR_WORDS
 
     def _crc_kernel(self) -> tuple[Kernel, int]:
-        from twinprobe._measure import cuda_kernels
+        from twinprobe._measure.cuda import checksums
 
         stride = 32 * 128
         lanes = [times(power_of_x(-32 * stride), power_of_x(32 * (128 - lane))) for lane in range(128)]
         by_stride = self._torch.from_numpy(table_of(power_of_x(stride)).reshape(-1).copy())
         factors = self._torch.from_numpy(np.array(lanes, dtype=np.uint32))
         constants = (by_stride.to(self._device), factors.to(self._device))
-        return Kernel(cast(Any, cuda_kernels).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
+        return Kernel(cast(Any, checksums).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
 
-    def _queue(self, kind: str, kernel: Kernel, chunk: int, flags: int = 0) -> Queue:
+    def _queue(self, kind: str, kernel: Kernel, chunk: int, flags: int = 0, views: bool = False) -> Queue:
         torch, device = self._torch, self._device
         dtype = {"crc": torch.uint32, "xor": torch.int64}.get(kind, torch.float64)
 
@@ -303,7 +416,7 @@ class DeviceMeasure:
             shape = (size,) if kind in ("crc", "xor") else (size, columns)
             return Page(kind, torch.empty(shape, dtype=dtype, device=device), size, flags)
 
-        return Queue(kernel, chunk, new_page)
+        return Queue(kernel, chunk, new_page, views)
 
     def collect(self) -> Callable[[], list[tuple[str, list[Any], list[Any]]]]:
         """Start copying all results to the host. The returned function waits for them, on whatever thread calls it,
@@ -356,6 +469,8 @@ class Copies:
             sizes, places = np.unique(np.array(page.sizes, np.int64), return_inverse=True)
             lengths = np.array([_sketch_room(int(size))[1] for size in sizes], np.int64)
             page.blocks, page.pieces = (-(-sizes // lengths))[places], (-(-lengths // _CHUNK))[places]
+            if page.views:
+                page.pieces = np.array([view.pieces for view in page.views], np.int64)
             if page.kind == "sketched floats" and page.used > 2 * int(page.blocks.sum()):
                 host = slots = self._by_block(page, slots)
         if self._device.type == "cuda":

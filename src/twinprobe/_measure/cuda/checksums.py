@@ -1,0 +1,144 @@
+"""Triton kernels of checksums over many tensors per launch. Imported only where there is a device."""
+
+# mypy: ignore-errors
+# ruff: noqa: N803, PLR0915  Triton compiles these bodies: no annotation but tl.constexpr, upper case for constants.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def xor_chunks(table, slots, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """The XOR of all 64-bit words of each chunk."""
+    chunk = tl.program_id(0).to(tl.int64)
+    tensor = tl.program_id(1)
+    count = tl.load(table + tensor * 4 + 1)
+    if chunk * CHUNK < count:
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(tl.int64))
+        slot = tl.load(table + tensor * 4 + 2) + chunk
+        lanes = tl.arange(0, BLOCK)
+        value = tl.zeros([BLOCK], tl.int64)
+        for start in range(0, CHUNK, BLOCK):
+            at = chunk * CHUNK + start + lanes
+            value ^= tl.load(data + at, mask=at < count, other=0)
+        tl.store(slots + slot, tl.xor_sum(value, 0))
+
+
+# CRC-32, exactly zlib's, at the speed of memory.
+
+
+@triton.jit
+def _times(value, table):
+    product = tl.load(table + (value & 255))
+    product ^= tl.load(table + 256 + ((value >> 8) & 255))
+    product ^= tl.load(table + 512 + ((value >> 16) & 255))
+    product ^= tl.load(table + 768 + ((value >> 24) & 255))
+    return product
+
+
+@triton.jit
+def _mul(a, b):
+    product = a & 0
+    for bit in range(32):
+        product ^= tl.where(((b >> (31 - bit)) & 1) != 0, a, a & 0)
+        a = (a >> 1) ^ tl.where((a & 1) != 0, a * 0 + 0xEDB88320, a & 0)
+    return product
+
+
+@triton.jit
+def _word(data, at, row: tl.constexpr):
+    index = at + row * 128
+    return tl.load(data + index, mask=index >= 0, other=0)
+
+
+@triton.jit
+def crc_chunks(table, slots, by_stride, lane_factors):
+    """The zero-started CRC-32 register of each chunk of 128 x 256 words, chunks counted from the tensor's end.
+
+    Lane j takes the words j, j + 128, ... of its chunk. With z = x^(32 * 128) its share is a polynomial in z, and z
+    is a root of the checksum's own polynomial (squaring permutes the roots), so dividing by it costs XORs of whole
+    words only: q[n] = w[n] ^ q[n-6] ^ q[n-9] ^ ... with the polynomial's taps. What is left, 32 words per lane, is
+    multiplied out with table look-ups (``by_stride``: times z) and moved to its place (``lane_factors``).
+    """
+    chunk = tl.program_id(0).to(tl.int64)
+    tensor = tl.program_id(1)
+    words = tl.load(table + tensor * 4 + 1)
+    if chunk * 32768 < words:
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(tl.uint32))
+        slot = tl.load(table + tensor * 4 + 2) + chunk
+        lanes = tl.arange(0, 128)
+        at = words - (chunk + 1) * 32768 + lanes
+        q0 = tl.zeros([128], tl.uint32)
+        q1, q2, q3, q4, q5, q6, q7, q8 = q0, q0, q0, q0, q0, q0, q0, q0
+        q9, q10, q11, q12, q13, q14, q15, q16 = q0, q0, q0, q0, q0, q0, q0, q0
+        q17, q18, q19, q20, q21, q22, q23, q24 = q0, q0, q0, q0, q0, q0, q0, q0
+        q25, q26, q27, q28, q29, q30, q31 = q0, q0, q0, q0, q0, q0, q0
+        for _ in range(8):
+            q0 = _word(data, at, 0) ^ q26 ^ q23 ^ q22 ^ q16 ^ q12 ^ q11 ^ q10 ^ q8 ^ q7 ^ q5 ^ q4 ^ q2 ^ q1 ^ q0
+            q1 = _word(data, at, 1) ^ q27 ^ q24 ^ q23 ^ q17 ^ q13 ^ q12 ^ q11 ^ q9 ^ q8 ^ q6 ^ q5 ^ q3 ^ q2 ^ q1
+            q2 = _word(data, at, 2) ^ q28 ^ q25 ^ q24 ^ q18 ^ q14 ^ q13 ^ q12 ^ q10 ^ q9 ^ q7 ^ q6 ^ q4 ^ q3 ^ q2
+            q3 = _word(data, at, 3) ^ q29 ^ q26 ^ q25 ^ q19 ^ q15 ^ q14 ^ q13 ^ q11 ^ q10 ^ q8 ^ q7 ^ q5 ^ q4 ^ q3
+            q4 = _word(data, at, 4) ^ q30 ^ q27 ^ q26 ^ q20 ^ q16 ^ q15 ^ q14 ^ q12 ^ q11 ^ q9 ^ q8 ^ q6 ^ q5 ^ q4
+            q5 = _word(data, at, 5) ^ q31 ^ q28 ^ q27 ^ q21 ^ q17 ^ q16 ^ q15 ^ q13 ^ q12 ^ q10 ^ q9 ^ q7 ^ q6 ^ q5
+            q6 = _word(data, at, 6) ^ q0 ^ q29 ^ q28 ^ q22 ^ q18 ^ q17 ^ q16 ^ q14 ^ q13 ^ q11 ^ q10 ^ q8 ^ q7 ^ q6
+            q7 = _word(data, at, 7) ^ q1 ^ q30 ^ q29 ^ q23 ^ q19 ^ q18 ^ q17 ^ q15 ^ q14 ^ q12 ^ q11 ^ q9 ^ q8 ^ q7
+            q8 = _word(data, at, 8) ^ q2 ^ q31 ^ q30 ^ q24 ^ q20 ^ q19 ^ q18 ^ q16 ^ q15 ^ q13 ^ q12 ^ q10 ^ q9 ^ q8
+            q9 = _word(data, at, 9) ^ q3 ^ q0 ^ q31 ^ q25 ^ q21 ^ q20 ^ q19 ^ q17 ^ q16 ^ q14 ^ q13 ^ q11 ^ q10 ^ q9
+            q10 = _word(data, at, 10) ^ q4 ^ q1 ^ q0 ^ q26 ^ q22 ^ q21 ^ q20 ^ q18 ^ q17 ^ q15 ^ q14 ^ q12 ^ q11 ^ q10
+            q11 = _word(data, at, 11) ^ q5 ^ q2 ^ q1 ^ q27 ^ q23 ^ q22 ^ q21 ^ q19 ^ q18 ^ q16 ^ q15 ^ q13 ^ q12 ^ q11
+            q12 = _word(data, at, 12) ^ q6 ^ q3 ^ q2 ^ q28 ^ q24 ^ q23 ^ q22 ^ q20 ^ q19 ^ q17 ^ q16 ^ q14 ^ q13 ^ q12
+            q13 = _word(data, at, 13) ^ q7 ^ q4 ^ q3 ^ q29 ^ q25 ^ q24 ^ q23 ^ q21 ^ q20 ^ q18 ^ q17 ^ q15 ^ q14 ^ q13
+            q14 = _word(data, at, 14) ^ q8 ^ q5 ^ q4 ^ q30 ^ q26 ^ q25 ^ q24 ^ q22 ^ q21 ^ q19 ^ q18 ^ q16 ^ q15 ^ q14
+            q15 = _word(data, at, 15) ^ q9 ^ q6 ^ q5 ^ q31 ^ q27 ^ q26 ^ q25 ^ q23 ^ q22 ^ q20 ^ q19 ^ q17 ^ q16 ^ q15
+            q16 = _word(data, at, 16) ^ q10 ^ q7 ^ q6 ^ q0 ^ q28 ^ q27 ^ q26 ^ q24 ^ q23 ^ q21 ^ q20 ^ q18 ^ q17 ^ q16
+            q17 = _word(data, at, 17) ^ q11 ^ q8 ^ q7 ^ q1 ^ q29 ^ q28 ^ q27 ^ q25 ^ q24 ^ q22 ^ q21 ^ q19 ^ q18 ^ q17
+            q18 = _word(data, at, 18) ^ q12 ^ q9 ^ q8 ^ q2 ^ q30 ^ q29 ^ q28 ^ q26 ^ q25 ^ q23 ^ q22 ^ q20 ^ q19 ^ q18
+            q19 = _word(data, at, 19) ^ q13 ^ q10 ^ q9 ^ q3 ^ q31 ^ q30 ^ q29 ^ q27 ^ q26 ^ q24 ^ q23 ^ q21 ^ q20 ^ q19
+            q20 = _word(data, at, 20) ^ q14 ^ q11 ^ q10 ^ q4 ^ q0 ^ q31 ^ q30 ^ q28 ^ q27 ^ q25 ^ q24 ^ q22 ^ q21 ^ q20
+            q21 = _word(data, at, 21) ^ q15 ^ q12 ^ q11 ^ q5 ^ q1 ^ q0 ^ q31 ^ q29 ^ q28 ^ q26 ^ q25 ^ q23 ^ q22 ^ q21
+            q22 = _word(data, at, 22) ^ q16 ^ q13 ^ q12 ^ q6 ^ q2 ^ q1 ^ q0 ^ q30 ^ q29 ^ q27 ^ q26 ^ q24 ^ q23 ^ q22
+            q23 = _word(data, at, 23) ^ q17 ^ q14 ^ q13 ^ q7 ^ q3 ^ q2 ^ q1 ^ q31 ^ q30 ^ q28 ^ q27 ^ q25 ^ q24 ^ q23
+            q24 = _word(data, at, 24) ^ q18 ^ q15 ^ q14 ^ q8 ^ q4 ^ q3 ^ q2 ^ q0 ^ q31 ^ q29 ^ q28 ^ q26 ^ q25 ^ q24
+            q25 = _word(data, at, 25) ^ q19 ^ q16 ^ q15 ^ q9 ^ q5 ^ q4 ^ q3 ^ q1 ^ q0 ^ q30 ^ q29 ^ q27 ^ q26 ^ q25
+            q26 = _word(data, at, 26) ^ q20 ^ q17 ^ q16 ^ q10 ^ q6 ^ q5 ^ q4 ^ q2 ^ q1 ^ q31 ^ q30 ^ q28 ^ q27 ^ q26
+            q27 = _word(data, at, 27) ^ q21 ^ q18 ^ q17 ^ q11 ^ q7 ^ q6 ^ q5 ^ q3 ^ q2 ^ q0 ^ q31 ^ q29 ^ q28 ^ q27
+            q28 = _word(data, at, 28) ^ q22 ^ q19 ^ q18 ^ q12 ^ q8 ^ q7 ^ q6 ^ q4 ^ q3 ^ q1 ^ q0 ^ q30 ^ q29 ^ q28
+            q29 = _word(data, at, 29) ^ q23 ^ q20 ^ q19 ^ q13 ^ q9 ^ q8 ^ q7 ^ q5 ^ q4 ^ q2 ^ q1 ^ q31 ^ q30 ^ q29
+            q30 = _word(data, at, 30) ^ q24 ^ q21 ^ q20 ^ q14 ^ q10 ^ q9 ^ q8 ^ q6 ^ q5 ^ q3 ^ q2 ^ q0 ^ q31 ^ q30
+            q31 = _word(data, at, 31) ^ q25 ^ q22 ^ q21 ^ q15 ^ q11 ^ q10 ^ q9 ^ q7 ^ q6 ^ q4 ^ q3 ^ q1 ^ q0 ^ q31
+            at += 4096
+        value = q26 ^ q23 ^ q22 ^ q16 ^ q12 ^ q11 ^ q10 ^ q8 ^ q7 ^ q5 ^ q4 ^ q2 ^ q1 ^ q0
+        value = _times(value, by_stride) ^ q27 ^ q24 ^ q23 ^ q17 ^ q13 ^ q12 ^ q11 ^ q9 ^ q8 ^ q6 ^ q5 ^ q3 ^ q2 ^ q1
+        value = _times(value, by_stride) ^ q28 ^ q25 ^ q24 ^ q18 ^ q14 ^ q13 ^ q12 ^ q10 ^ q9 ^ q7 ^ q6 ^ q4 ^ q3 ^ q2
+        value = _times(value, by_stride) ^ q29 ^ q26 ^ q25 ^ q19 ^ q15 ^ q14 ^ q13 ^ q11 ^ q10 ^ q8 ^ q7 ^ q5 ^ q4 ^ q3
+        value = _times(value, by_stride) ^ q30 ^ q27 ^ q26 ^ q20 ^ q16 ^ q15 ^ q14 ^ q12 ^ q11 ^ q9 ^ q8 ^ q6 ^ q5 ^ q4
+        value = _times(value, by_stride) ^ q31 ^ q28 ^ q27 ^ q21 ^ q17 ^ q16 ^ q15 ^ q13 ^ q12 ^ q10 ^ q9 ^ q7 ^ q6 ^ q5
+        value = _times(value, by_stride) ^ q29 ^ q28 ^ q22 ^ q18 ^ q17 ^ q16 ^ q14 ^ q13 ^ q11 ^ q10 ^ q8 ^ q7 ^ q6
+        value = _times(value, by_stride) ^ q30 ^ q29 ^ q23 ^ q19 ^ q18 ^ q17 ^ q15 ^ q14 ^ q12 ^ q11 ^ q9 ^ q8 ^ q7
+        value = _times(value, by_stride) ^ q31 ^ q30 ^ q24 ^ q20 ^ q19 ^ q18 ^ q16 ^ q15 ^ q13 ^ q12 ^ q10 ^ q9 ^ q8
+        value = _times(value, by_stride) ^ q31 ^ q25 ^ q21 ^ q20 ^ q19 ^ q17 ^ q16 ^ q14 ^ q13 ^ q11 ^ q10 ^ q9
+        value = _times(value, by_stride) ^ q26 ^ q22 ^ q21 ^ q20 ^ q18 ^ q17 ^ q15 ^ q14 ^ q12 ^ q11 ^ q10
+        value = _times(value, by_stride) ^ q27 ^ q23 ^ q22 ^ q21 ^ q19 ^ q18 ^ q16 ^ q15 ^ q13 ^ q12 ^ q11
+        value = _times(value, by_stride) ^ q28 ^ q24 ^ q23 ^ q22 ^ q20 ^ q19 ^ q17 ^ q16 ^ q14 ^ q13 ^ q12
+        value = _times(value, by_stride) ^ q29 ^ q25 ^ q24 ^ q23 ^ q21 ^ q20 ^ q18 ^ q17 ^ q15 ^ q14 ^ q13
+        value = _times(value, by_stride) ^ q30 ^ q26 ^ q25 ^ q24 ^ q22 ^ q21 ^ q19 ^ q18 ^ q16 ^ q15 ^ q14
+        value = _times(value, by_stride) ^ q31 ^ q27 ^ q26 ^ q25 ^ q23 ^ q22 ^ q20 ^ q19 ^ q17 ^ q16 ^ q15
+        value = _times(value, by_stride) ^ q28 ^ q27 ^ q26 ^ q24 ^ q23 ^ q21 ^ q20 ^ q18 ^ q17 ^ q16
+        value = _times(value, by_stride) ^ q29 ^ q28 ^ q27 ^ q25 ^ q24 ^ q22 ^ q21 ^ q19 ^ q18 ^ q17
+        value = _times(value, by_stride) ^ q30 ^ q29 ^ q28 ^ q26 ^ q25 ^ q23 ^ q22 ^ q20 ^ q19 ^ q18
+        value = _times(value, by_stride) ^ q31 ^ q30 ^ q29 ^ q27 ^ q26 ^ q24 ^ q23 ^ q21 ^ q20 ^ q19
+        value = _times(value, by_stride) ^ q31 ^ q30 ^ q28 ^ q27 ^ q25 ^ q24 ^ q22 ^ q21 ^ q20
+        value = _times(value, by_stride) ^ q31 ^ q29 ^ q28 ^ q26 ^ q25 ^ q23 ^ q22 ^ q21
+        value = _times(value, by_stride) ^ q30 ^ q29 ^ q27 ^ q26 ^ q24 ^ q23 ^ q22
+        value = _times(value, by_stride) ^ q31 ^ q30 ^ q28 ^ q27 ^ q25 ^ q24 ^ q23
+        value = _times(value, by_stride) ^ q31 ^ q29 ^ q28 ^ q26 ^ q25 ^ q24
+        value = _times(value, by_stride) ^ q30 ^ q29 ^ q27 ^ q26 ^ q25
+        value = _times(value, by_stride) ^ q31 ^ q30 ^ q28 ^ q27 ^ q26
+        value = _times(value, by_stride) ^ q31 ^ q29 ^ q28 ^ q27
+        value = _times(value, by_stride) ^ q30 ^ q29 ^ q28
+        value = _times(value, by_stride) ^ q31 ^ q30 ^ q29
+        value = _times(value, by_stride) ^ q31 ^ q30
+        value = _times(value, by_stride) ^ q31
+        value = _mul(value, tl.load(lane_factors + lanes))
+        tl.store(slots + slot, tl.xor_sum(value, 0))
