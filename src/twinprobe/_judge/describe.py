@@ -89,8 +89,9 @@ def describe(
     noise = judged.noise
     floating = row["t_dtype"] is None or not _WHOLE.search(row["t_dtype"])  # whole numbers have no epsilon
     grain = float(noise.grain[at]) if noise is not None and floating else np.nan
-    times = float(noise.times[at]) if noise is not None else np.nan
-    expected = float(noise.expected[at]) if noise is not None else np.nan
+    weighed = _clearest(judged, at)
+    times = float(noise.times[weighed]) if noise is not None else np.nan
+    expected = float(noise.expected[weighed]) if noise is not None else np.nan
     size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, error / grain, times)
     place = name.removeprefix(op).strip(".") or name
     what = _sentence(evidence, judged, beginning, found, place)
@@ -118,6 +119,17 @@ def describe(
         expected_eps=_number(expected / grain),
         times_noise=_number(times),
     )
+
+
+def _clearest(judged: Judged, row: int) -> int:
+    """Of all calls that are handed the value of an input: where it stands out most. Inside of a module it is explained
+    by what has entered the module, which is the value itself."""
+    flow, noise = judged.flow, judged.noise
+    if flow is None or noise is None or flow.role[row] != INPUT or flow.source[row] != NONE:
+        return row
+    same = np.flatnonzero((flow.mark == flow.mark[row]) & (flow.role == INPUT) & (flow.source == NONE))
+    times = np.nan_to_num(noise.times[same], nan=-1.0)
+    return int(same[np.argmax(times)]) if times.max() > np.nan_to_num(noise.times[row]) else row
 
 
 def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[Run, str] | None:
@@ -274,16 +286,19 @@ def _values(row: dict[str, Any], side: str) -> dict[str, str]:
 def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginning: Beginning) -> list[Kind]:
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
-    shown = sorted({*own.tolist(), beginning.row, *beginning.arguments})
+    shown = sorted({*own.tolist(), *_not_given(pairs, beginning), beginning.row, *beginning.arguments})
     sketches = [_sketches(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
     rows = []
     for number, at in enumerate(shown):
         row = pairs.row(at, named=True)
         role = row["t_role"] if row["t_role"] is not None else row["g_role"]
         sides = [_side(row, side, sketch, number) for side, sketch in zip("tg", sketches, strict=True)]
-        expected = float(noise.expected[at]) if noise is not None and np.isfinite(noise.expected[at]) else 0.0
+        weighed = _clearest(judged, at)
+        expected = float(noise.expected[weighed]) if noise is not None and np.isfinite(noise.expected[weighed]) else 0.0
         op = target.ops[beginning.call] if beginning.call != NONE else ""
-        name = (row["t_name"] or row["g_name"]).removeprefix(op).strip(".")
+        name = (row["t_name"] or row["g_name"]).removeprefix(op).removeprefix(golden.ops[row["g_op"] or 0]).strip(".")
+        if at == beginning.row and beginning.cause == PARAMETER_DIFFERS:  # functions take parameters as inputs
+            role = PARAMETER
         rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))
     op = target.ops[beginning.call]
     missing = beginning.cause == MISSING and _named(target, golden, pairs, beginning)
@@ -313,6 +328,17 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     for kind in sorted(found, key=lambda kind: -kind.confidence):
         best.setdefault(kind.name, kind)
     return list(best.values())
+
+
+def _not_given(pairs: pl.DataFrame, beginning: Beginning) -> list[int]:
+    """Plain arguments that golden alone gives to the same call."""
+    import polars as pl
+
+    op = pairs["g_op"][beginning.row]
+    if op is None or pairs["t_op"][beginning.row] is None or ("group" in pairs.columns and pairs["group"][beginning.row]):
+        return []
+    alone = (pl.col("g_op") == op) & pl.col("t_row").is_null() & (pl.col("g_kind") == VALUE)
+    return pairs.select(pl.arg_where(alone)).to_series().to_list()
 
 
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:

@@ -41,6 +41,9 @@ _OVERWRITE = frozenset({
     "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
     "log_normal_", "trunc_normal_",
 })  # fmt: skip
+# The operators that write: others end with underscores too.
+_OPERATORS = frozenset(f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor matmul".split())
+_OPERATORS |= {"__setitem__"}
 _DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
 _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 
@@ -167,7 +170,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
     around = list(map(run.parents.get, run.ops))
     updates = np.array([outer == IN_OPTIMIZER for outer in around], dtype=bool) | written
-    in_place = each_call(lambda op: not op.is_module and op.body.endswith("_")) | written
+    in_place = each_call(_writes) | written
     clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
     written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
@@ -192,6 +195,12 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
         in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
+
+
+def _writes(op: OpName) -> bool:
+    """Whether a call writes into its first input."""
+    name = op.body.rpartition(".")[2]
+    return not op.is_module and (name in _OPERATORS if name.endswith("__") else name.endswith("_"))
 
 
 def _each_call(kinds: list[OpName], kind: Ints, fact: Callable[[OpName], Any], dtype: Any = bool) -> NDArray[Any]:

@@ -43,7 +43,7 @@ _BACKWARD = 3.0
 # Code between two recorded calls may select and scale: no more than this.
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
-_DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
+_DIVIDES, _OF_LISTS, _USUAL_STEP = "addcdiv", "_foreach", 1e-2
 _ADAPTS = re.compile(r"(?i)\.[^.]*(ada|rmsprop|lamb|novograd)[^.]*$")  # optimizers that divide by a gradient's size
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _BATCH = 4  # terms of a sum: more are those of a batch
@@ -137,7 +137,7 @@ def expected_errors(
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
-    allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values)), allowed)
+    allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values, depth * grain)), allowed)
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
@@ -168,10 +168,12 @@ def expected_errors(
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, far))
 
 
-def _usual_of_gradients(flow: Flow, values: Values) -> Floats:
-    """What every gradient gathers: the errors of all that lies behind it, as a distance."""
+def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
+    """What every gradient gathers: the errors of all that lies behind it, as a distance; no more than noise comes to,
+    for a branch that was cut off changes every gradient as well. ``gathered``: by noise, relative."""
     known = values.error[(flow.role == GRADIENT) & np.isfinite(values.error)]
-    usual: Floats = 2 * (float(np.median(known)) if len(known) else 0.0) * values.norm
+    most = np.fmax(_FAR * gathered, _FAR_LEAST)
+    usual: Floats = 2 * np.fmin(float(np.median(known)) if len(known) else 0.0, most) * values.norm
     return usual
 
 
@@ -377,12 +379,15 @@ class _Operands:
         self.terms = self._contracted(pairs, flow)
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
         self.divides = flow.updates & flow.each_call(lambda op: _DIVIDES in op.body)
-        self.step = np.zeros(count)  # the largest plain number that a call is given: an update's step
+        self.step, self.least = np.zeros(count), np.ones(count)  # the largest plain number given: an update's step
         if self.divides.any():
             plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
             number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
             np.maximum.at(self.step, flow.of_row[plain], number[plain])
-            self.step = np.where(self.step > 0, self.step, _USUAL_STEP)
+            # Without one, the quotient itself is added: RMSprop's into its momentum.
+            whole = self.divides & (self.step == 0) & ~flow.each_call(lambda op: _OF_LISTS in op.body)
+            self.step = np.where(self.step > 0, self.step, np.where(whole, 1.0, _USUAL_STEP))
+            self.least = np.where(whole, 0.0, 1.0)
         self.rate = np.zeros(count)  # of an update that divides by the size of its gradient: optimizer.json
         adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
         if adapts.any():
@@ -501,7 +506,7 @@ class _Operands:
         # Adam and its kin divide noise by noise: where a gradient is nothing else, an element may move by a whole step.
         steps = self.divides[calls] & (distance > 0)
         ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
-        moved = 2 * self.step[calls] * np.maximum(1.0, ratio) * np.sqrt(self.size[calls])
+        moved = 2 * self.step[calls] * np.maximum(self.least[calls], ratio) * np.sqrt(self.size[calls])
         gain = np.where(steps, np.fmax(gain, moved), gain)
         # So many of a gradient's elements are no larger than its error.
         flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * np.minimum(error, 1.0))

@@ -185,7 +185,7 @@ def _unexplained(
     made = (flow.role == OUTPUT) & (flow.of_row >= 0)
     np.maximum.at(given, flow.of_row[made], np.nan_to_num(np.where(facts.matched, noise.error, 1.0), nan=1.0)[made])
     given[flow.each_call(lambda op: op.direction != FORWARD) | (family != Family.PRODUCT)] = np.inf
-    entering &= given[call] > _TRANSPOSED * np.nan_to_num(noise.error)
+    entering &= given[call] > _TRANSPOSED * np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)
@@ -495,8 +495,9 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: l
 def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
     """The first value that a forward call takes with gradients in one run only; ``other``: requires_grad differs."""
     forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
-    # Not where it was computed without gradients: a function may have a backward pass of its own.
-    made = (flow.source != NONE) & other[flow.source]
+    # Not where it was computed without gradients: a function may have a backward pass of its own. A gradient is read
+    # again by a penalty, which trains nothing unless the pass before kept its graph.
+    made = (flow.source != NONE) & other[flow.source] & flow.spread(forward)[flow.source]
     taken = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
     # So may a module: it takes the value, and gives its gradient in both runs.
     gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
