@@ -17,6 +17,7 @@ from twinprobe._compare.one import Comparison, Options, compare_runs, not_compar
 from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
 from twinprobe._judge.origin import Divergence
+from twinprobe._judge.search import OUTSIDE
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
@@ -35,7 +36,7 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import NO_UPDATE, Settler
 from twinprobe._layout.whole import Whole, make_whole
-from twinprobe._layout.wrong_ranks import only_on, whose
+from twinprobe._layout.wrong_ranks import numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -43,6 +44,9 @@ from twinprobe.errors import BadInput, TwinProbeError
 
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
+_MOST_WORDS = 64  # values that ranks were given
+_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
+_GRADIENT = r"^Optimizer\..*\.input\.0$"
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -238,7 +242,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             findings += run.findings
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
-    first = _not_updated(comparison, findings) or comparison.summary.first
+    factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
+    first = _not_updated(comparison, findings) or _other_data(comparison) or comparison.summary.first
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
@@ -247,6 +252,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
         said += [f"made by {alone} alone"] if alone else []
+        said += factor
     if first is not None and said:
         first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
@@ -275,6 +281,48 @@ def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | No
         sentence += f"; {near.removeprefix(OPTIMIZER).rsplit('.', 3)[0]} is on {place}" if place else ""
     return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
                    module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
+
+
+def _other_data(comparison: Comparison) -> Divergence | None:
+    """Whole numbers that ranks were given and that differ: words of a batch have extremes, but no other statistics.
+
+    Then the first difference is there, and not in a call that makes something else of them.
+    """
+    first, whole, golden = comparison.summary.first, comparison.target, comparison.golden
+    if first is None or not isinstance(whole, Whole) or isinstance(golden, Whole) or first.op not in whole.ops:
+        return None
+    pairs = comparison.evidence.pairs
+    given = pairs["t_name"].str.contains(r"\.input\.") & pairs["t_dtype"].str.contains("int")
+    rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
+    columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
+    for order, row, partner, name, other in columns.iter_rows():
+        op = whole.pieces["op"][row]
+        ranks = other_data(whole, row, golden, partner) if order <= first.order else []
+        if ranks:
+            argument = name.removeprefix(f"{op}.")
+            said = f"{argument}: it comes from outside and differs on rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            return replace(first, op=op, row=name, golden_row=other, order=order, argument=argument, sentence=said,
+                           module=parse_op(op).body, begins=OUTSIDE, target_values={}, golden_values={}, kinds=[],
+                           relative_error=None, error_eps=None, expected_eps=None, times_noise=None)  # fmt: skip
+    return None
+
+
+def _one_factor(comparison: Comparison) -> list[str]:
+    """Whether all gradients of an optimizer are the same multiple of golden's: a mean that is a sum, say."""
+    pairs = comparison.evidence.pairs
+    rows = pairs.filter(pairs["t_name"].str.contains(_GRADIENT) & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    factors = (rows["t_norm"] / rows["g_norm"]).to_numpy()
+    if len(factors) < _FEW_GRADIENTS:
+        return []
+    usual = float(np.median(factors))
+    if abs(usual - 1) < _SAME_FACTOR or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+        return []
+    sizes = {f"{name}={size}": size for run in (comparison.target, comparison.golden) if isinstance(run, Whole)
+             for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
+                                ("micro batches", run.micro)] if size > 1}  # fmt: skip
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
+    told = f", as many as {why[0]}" if why else ""
+    return [f"the gradients of all {len(factors):,} parameters are {usual:.4g} times golden's{told}"]
 
 
 def _grouped(findings: list[str]) -> list[str]:

@@ -272,6 +272,13 @@ def joined(nodes: list[Any], dim: int, order: str, groups: int) -> Any:
     return shape, total, (False, False, exact[2], False), recipe
 
 
+def added_up(values: Sequence[Known]) -> Known | None:
+    """The sum of values of one shape."""
+    nodes = [(one.shape, one.stats, one.exact, None if one.recipe is None else _recipe(one.recipe)) for one in values]
+    node = joined(nodes, SUM, BLOCKS, 1)
+    return None if node is None else known(node)
+
+
 def of_concatenation(stats: Sequence[Stats], counts: Sequence[int]) -> Stats:
     """The statistics of a concatenation, which follow from those of the parts; all of them are exact."""
     filled = [(one, count) for one, count in zip(stats, counts, strict=True) if count]
@@ -387,11 +394,15 @@ def _text(recipe: Any) -> str:
     return recipe if isinstance(recipe, str) else WHOLE + json.dumps(recipe, separators=(",", ":"))
 
 
+def _recipe(text: str) -> Any:
+    return json.loads(text[len(WHOLE) :]) if text.startswith(WHOLE) else text
+
+
 def rearranged_recipe(name: str, orders: Sequence[Any]) -> str:
     """The recipe of what a name stands for, with stretches along some dimensions in another order."""
     if not orders:
         return name
-    recipe = json.loads(name[len(WHOLE) :]) if name.startswith(WHOLE) else name
+    recipe = _recipe(name)
     for order in orders:
         recipe = ["stretches", order.dim, order.groups, order.stretches, recipe]
     return _text(recipe)

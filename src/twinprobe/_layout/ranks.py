@@ -335,9 +335,9 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     if any(size > 1 for size in sizes.values()):
         return with_experts(layout_for(sizes, world, where), ranks, other), "recorded"
     sizes = {}
-    pipeline: dict[str, Any] = next((one for header in headers if isinstance(one := header.get("pipeline"), dict)), {})
-    if isinstance(pipeline.get("stages"), int) and world % max(1, pipeline["stages"]) == 0:
-        sizes["pp"] = pipeline["stages"]
+    stages, held = _recorded_stages(headers)
+    if stages and world % (stages // held) == 0:
+        sizes |= {"pp": stages // held, "vpp": held}
     named = _mesh_sizes(headers)
     if other is None and not named and not sizes:
         raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
@@ -355,13 +355,25 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     return layout, "recorded" if named and other is None else "found"
 
 
+def _recorded_stages(headers: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many stages a recorded pipeline has, and how many of them each rank holds; 0 and 1 where there is none."""
+    for header in headers:
+        pipeline = header.get("pipeline")
+        stages = pipeline.get("stages") if isinstance(pipeline, dict) else None
+        if isinstance(pipeline, dict) and isinstance(stages, int) and stages > 0:
+            own = pipeline.get("held")
+            held = len(own) if isinstance(own, list) and own and stages % len(own) == 0 else 1
+            return stages, held
+    return 0, 1
+
+
 def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> list[str]:
     """What the ranks have recorded, or hold, that no run of the given layout would; ``other`` is a single process."""
     headers = [dump.header for dump in ranks.values()]
     known: dict[str, Any] = next((dict(one) for header in headers if isinstance(one := header.get("sizes"), dict)), {})
     known |= _mesh_sizes(headers)
-    stages = [one.get("stages") for header in headers if isinstance(one := header.get("pipeline"), dict)]
-    known |= {"pp": stages[0]} if stages and stages[0] else {}
+    stages, held = _recorded_stages(headers)
+    known |= {"pp": stages // held} if stages else {}
     found = [f"the ranks recorded {name}={known[name]}" for name in ("tp", "pp", "cp", "ep")
              if isinstance(known.get(name), int) and known[name] != layout.size(name)]  # fmt: skip
     if other is None or found:

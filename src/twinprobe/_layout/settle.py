@@ -27,6 +27,7 @@ from twinprobe._layout.pieces import (
     Known,
     Piece,
     Shape,
+    added_up,
     along,
     fitting_way,
     of_concatenation,
@@ -36,8 +37,8 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.whole import Whole, common_shapes
-from twinprobe._layout.wrong_ranks import numbers_of, odd_copies
-from twinprobe._runs.names import BACKWARD, TOTAL_NORM
+from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches
+from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
@@ -99,6 +100,8 @@ class _Side:
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.shares = self._shares()
+        self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
+        self.shared = self._shared_weights()
 
     # -- what is known before any row is looked at -------------------------------------------------------------------
 
@@ -135,6 +138,39 @@ class _Side:
         if self.whole.micro > 1:
             shares["micro"] = [1 / self.whole.micro] * self.whole.micro
         return self._of_loss(shares)
+
+    def _shared_weights(self) -> dict[int, int]:
+        """Rows of gradients that are parts of one, with the first row of each such group.
+
+        Where the other side has one weight in two modules, its gradient is that of both, and stands there twice. Stages
+        of a pipeline hold a copy each: their gradients add up to it.
+        """
+        if self.whole.layout.pp == 1 or self.optimizer or isinstance(self.other, Whole):
+            return {}
+        names, shapes = self.other.table["name"], self.other.table["shape"]
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for row, partner in self.partner.items():
+            stats = tuple(self.golden[stat][partner] for stat in STATS)
+            if self.whole.table["role"][row] == GRADIENT and stats[3] and GRADIENTS in names[partner]:
+                groups[shapes[partner], stats].append(row)
+        found = {}
+        for rows in groups.values():
+            ranks = [{piece.rank for piece in self.whole.pieces_of(row)} for row in rows]
+            if len(rows) > 1 and sum(map(len, ranks)) == len(set().union(*ranks)):  # on other ranks each
+                found |= dict.fromkeys(rows, rows[0])
+        return found
+
+    def _add_shared(self) -> None:
+        """Give all gradients of a weight that stages share their sum."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for row, first in self.shared.items():
+            groups[first].append(row)
+        for rows in groups.values():
+            if all(row in self.gradients for row in rows):
+                whole = added_up([self.gradients[row] for row in rows])
+                for row in rows if whole is not None else ():
+                    self._take(row, self.partner[row], whole)
+                self.ways["(gradients of a weight that stages share) added up"] += len(rows)
 
     def _of_loss(self, shares: dict[str, list[float]]) -> dict[str, list[float]]:
         """Where the loss was divided before backward began, gradients carry their shares already."""
@@ -185,13 +221,14 @@ class _Side:
             gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
             plain = plain and (self.optimizer or len(own_shapes[row]) >= expected[row])
-            if plain and not placed and not (experts[row] and gradient):
+            if plain and not placed and not (experts[row] and gradient) and row not in self.shared:
                 if shapes[row] != own_shapes[row][0]:
                     self.changes["shape"][row] = own_shapes[row][0]
                     for stat in STATS:
                         self.changes[stat][row] = pieces[stat][row][0]
                 continue
             self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
+        self._add_shared()
         if self.optimizer:
             self._total_norms()
         self._write()
@@ -310,6 +347,8 @@ class _Side:
         self.whole.ways[row], self.whole.arithmetic[row] = way, arithmetic
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
+        if row in self.shared:
+            self.gradients[row] = found
         self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))
 
     def _blocks(self, row: int, pieces: list[Piece]) -> list[Piece] | None:
@@ -407,18 +446,42 @@ class _Side:
         """Whether values of tensor parallel ranks are parts of a sum: a reduction takes them.
 
         Where no collective was recorded, gradients of parameters are (sequence parallel ranks add them up later), and
-        so is what the module around hands on as copies.
+        so is what the module around hands on as copies. So is the gradient that leaves a module of which each rank has
+        a part, unless the next one takes it as it is: then nothing has added it up.
         """
         signature = _signature(line)
         if self.reduced is not None:
             return signature in self.reduced
         if role == INPUT:
             return signature in self.partial
-        above = self.outputs.get(self.whole.parents.get(self.whole.pieces["op"][row]) or "")
+        op = self.whole.pieces["op"][row]
+        above = self.outputs.get(self.whole.parents.get(op) or "")
         partial = role == GRADIENT or (above is not None and all(map(same, self._lines(above))))
+        if not partial and f".{BACKWARD}" in op and parse_op(op).body in self.cut:
+            partial = signature not in self.taken
         if partial:
             self.partial.add(signature)
         return partial
+
+    @cached_property
+    def cut(self) -> set[str]:
+        """The paths of modules of which each rank has a part, those around them included."""
+        shapes, goals = self.whole.pieces["shape"].to_list(), self.other.table["shape"].to_list()
+        found: set[str] = set()
+        for row, role in enumerate(self.whole.table["role"].to_list()):
+            if role == PARAMETER and row in self.partner and shapes[row][0] != goals[self.partner[row]]:
+                path = parse_op(self.whole.pieces["op"][row]).body
+                while path and path not in found:
+                    found.add(path)
+                    path = path.rpartition(".")[0]
+        return found
+
+    @cached_property
+    def taken(self) -> set[Any]:
+        """What calls take as it is in backward, by the statistics of all ranks."""
+        rows = zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True)
+        taken = [row for row, (op, role) in enumerate(rows) if role == INPUT and f".{BACKWARD}" in op]
+        return {_signature(line) for row in taken for line in self._lines(row)}
 
     @cached_property
     def outputs(self) -> dict[str, int]:
@@ -454,7 +517,10 @@ class _Side:
     def _report(self, row: int, partner: int | None, groups: list[list[Piece]]) -> Piece:
         """Note which rank's copy differs; returns the worst one."""
         goal = tuple(self.golden[stat][partner] for stat in STATS) if partner is not None else None
-        said, odd = odd_copies(groups, goal, self.members)
+        other = -1 if partner is None else partner
+        said, odd = odd_copies(
+            groups, goal, self.members, lambda group: parts_by_sketches(self.whole, row, self.other, other, group)
+        )
         if said and partner is not None and len(self.whole.findings) < 1000:
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return odd

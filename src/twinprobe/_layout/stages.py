@@ -23,8 +23,8 @@ def _experts(lists: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def chunk_of(name: str) -> int | None:
-    """The number of the virtual stage that a module's name begins with."""
-    found = _CHUNK.match(name) if is_module(name) else None
+    """The number of the virtual stage that the path of a module or a parameter begins with."""
+    found = _CHUNK.match(name) if _has_path(name) else None
     return int(found[2]) if found else None
 
 
@@ -36,8 +36,10 @@ def _has_path(name: str) -> bool:
 class StageNames:
     """Gives the calls of each stage, in the order of the model, the names that one rank alone would give them."""
 
-    def __init__(self, *, chunks: bool, lists: tuple[str, ...] = ()) -> None:
+    def __init__(self, *, chunks: bool, lists: tuple[str, ...] = (), bare: bool = False) -> None:
+        """``chunks``: paths begin with the number of a virtual stage; ``bare``: this number is left out."""
         self._chunks = chunks
+        self._bare = bare
         self._experts = _experts(lists)
         self._next_layer: dict[str, int] = defaultdict(int)
         self._next_call: dict[str, int] = defaultdict(int)
@@ -82,10 +84,11 @@ class StageNames:
 
     def _folded(self, name: str) -> str:
         """All chunks of a rank become its first."""
-        return _CHUNK.sub(lambda found: f"{found[1]}.0.", name) if self._chunks and is_module(name) else name
+        first = "" if self._bare else "0."
+        return _CHUNK.sub(lambda found: f"{found[1]}.{first}", name) if self._chunks and _has_path(name) else name
 
     def _start(self, name: str) -> int:
-        found = _CHUNK.match(name) if self._chunks else None
+        found = _CHUNK.match(name) if self._chunks and not self._bare else None
         return found.end() - 1 if found else 0
 
     def _layer_offsets(self, names: list[str]) -> dict[str, int]:

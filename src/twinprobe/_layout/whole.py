@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -22,7 +22,7 @@ from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
 from twinprobe._layout.pieces import AXES, Arithmetic, Piece, Shape, along, common_shape, load_whole, same
 from twinprobe._layout.ranks import RankDump, align_calls, fold_calls
-from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
+from twinprobe._layout.stages import OPTIMIZER, Part, StageNames, chunk_of, in_expert, in_order
 from twinprobe._measure.sketch import combined
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
@@ -134,7 +134,9 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         place = layout.place(rank)
         stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
         of_run[id(dump.run)] = dump
-    names = StageNames(chunks=layout.vpp > 1, lists=layout.experts)
+    # Of a run that is one piece, no path begins with the number of a virtual stage.
+    bare = layout.vpp > 1 and other is not None and all(chunk_of(name) is None for name in other.ops)
+    names = StageNames(chunks=layout.vpp > 1, lists=layout.experts, bare=bare)
     parts: list[Part] = []
     for chunk in range(layout.vpp):
         for stage in sorted(stages):
@@ -146,8 +148,12 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         whole_part = layout.tp * layout.cp * layout.dp * (1 if expert else layout.ep) * micro  # pieces of each value
         frames.append(_grouped(rows).with_columns(part=pl.lit(at), expert=pl.lit(expert), expected=pl.lit(whole_part)))
     rows = one_of_each(pl.concat(frames), parts)
+    said: list[str] = []
+    if layout.pp > 1 and other is not None and path.name.startswith("optimizer"):
+        copies = _copies_of_stages(rows, {_bare(name) for name in other.ops}, said)
+        rows = rows.filter(~pl.col("op").is_in(copies))
     parents = merged_parents(parts)
-    routing = _routing(parents, layout)
+    routing = _routing(parents, layout, _cut_tables(rows, ranks, other) if layout.tp > 1 else set())
     rows = rows.filter(~pl.col("op").is_in(list(routing)))
     present = set(rows["op"].to_list())
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
@@ -165,7 +171,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
     whole.parents, whole.arrangement = parents, str(layout)
-    whole.findings += odd
+    whole.findings += [*odd, *said]
     if routing:
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)
@@ -173,6 +179,41 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     if not path.name.startswith("optimizer"):
         whole.lost += [text for part in parts for text in _lacking(part, of_run)]
     return whole
+
+
+def _bare(name: str) -> str:
+    """The name of an update with the parameter's path as it is without wrappers."""
+    path, *rest = name.removeprefix(OPTIMIZER).rsplit(".", 3)
+    return ".".join([OPTIMIZER + bare_path(path), *rest])
+
+
+def _copies_of_stages(rows: pl.DataFrame, known: Collection[str], said: list[str]) -> list[str]:
+    """Updates of a weight that another stage updates as well, and that is one in the other run: compared once.
+
+    It is known by its values before the step. Both stages need the same gradient: adds to what is said if they differ.
+    """
+    gradients: dict[str, Any] = {}
+    before: dict[Any, list[str]] = defaultdict(list)
+    ranks: dict[str, list[int]] = {}
+    stats = [f"{stat}_all" for stat in STATS]
+    for op, suffix, own, shapes, *values in rows.select("op", "suffix", "rank_all", "shape_all", *stats).iter_rows():
+        first = shapes[0], *(value[0] for value in values)
+        if suffix == ".parameters.before":
+            before[first].append(op)
+            ranks[op] = own
+        elif suffix == ".input.0":
+            gradients[op] = first
+    copies = []
+    for alike in before.values():
+        there = [op for op in alike if op in known]
+        for op in alike if len(there) == 1 else ():
+            if op in known or set(ranks[op]) & set(ranks[there[0]]):
+                continue
+            copies.append(op)
+            if gradients.get(op) != gradients.get(there[0]):
+                name, at = op.removeprefix(OPTIMIZER).rsplit(".", 3)[0], ranks[op][0]
+                said.append(f"{there[0]}.input.0: {name} on rank {at} is the same weight, but has another gradient")
+    return copies
 
 
 def _lacking(part: Part, of_run: Mapping[int, RankDump]) -> list[str]:
@@ -189,7 +230,26 @@ def _lacking(part: Part, of_run: Mapping[int, RankDump]) -> list[str]:
     return lost
 
 
-def _routing(parents: Mapping[str, str | None], layout: Layout) -> set[str]:
+def _cut_tables(rows: pl.DataFrame, ranks: Mapping[int, RankDump], other: Run | None) -> set[str]:
+    """Calls of tables of which each rank has some words: by their placements, or by the other run's longer table."""
+    import polars as pl
+
+    whole = {}
+    if other is not None:
+        table = other.table.filter(pl.col("role") == PARAMETER)
+        whole = dict(zip(_keys(other, table), table["shape"].to_list(), strict=True))
+    found = set()
+    tables = rows.filter((pl.col("role") == PARAMETER) & pl.col("op").str.contains(r"(?i)embedding"))
+    for op, suffix, rank, name, shapes in tables.select("op", "suffix", "rank_all", "own_name_all", "shape_all").rows():
+        placement = ranks[rank[0]].placements.get(name[0])
+        own, goal = dims(shapes[0]), dims(whole.get(_head(op) + suffix) or "")
+        shorter = bool(own and goal and len(own) == len(goal) and own[0] < goal[0])
+        if shorter or (placement is not None and 0 in placement.ways):
+            found.add(op)
+    return found
+
+
+def _routing(parents: Mapping[str, str | None], layout: Layout, tables: set[str]) -> set[str]:
     """Functions that deal with a rank's own words, so that each rank computes something else with them.
 
     They are called beside experts that lie on several ranks, and in a table of which each rank has some words.
@@ -200,6 +260,7 @@ def _routing(parents: Mapping[str, str | None], layout: Layout) -> set[str]:
         around |= {name for name in inside if not in_expert(name, {}, layout.experts)}
     if layout.tp > 1:
         around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
+        around |= tables
     return {name for name, above in parents.items() if above in around and not is_module(name)}
 
 
@@ -270,14 +331,18 @@ def _lend_shapes(whole: Whole, other: Run | None) -> None:
             )  # fmt: skip
 
 
-def _keys(run: Run) -> list[str]:
-    """Names without wrappers and classes, which ranks of a layout may have of their own."""
-    heads = []
-    for name in run.ops:
-        op = parse_op(name)
-        path = bare_path(op.body) if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.cls}"
-        heads.append((len(name), f"{path} {op.direction} {op.call} "))
-    return [heads[op][1] + name[heads[op][0] :] for op, name in run.table.select("op", "name").iter_rows()]
+def _head(name: str) -> str:
+    """The name of a call without wrappers and classes, which ranks of a layout may have of their own."""
+    op = parse_op(name)
+    path = bare_path(op.body) if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.cls}"
+    return f"{path} {op.direction} {op.call} "
+
+
+def _keys(run: Run, rows: pl.DataFrame | None = None) -> list[str]:
+    """The names of values without wrappers and classes."""
+    heads = [(len(name), _head(name)) for name in run.ops]
+    rows = run.table if rows is None else rows
+    return [heads[op][1] + name[heads[op][0] :] for op, name in rows.select("op", "name").iter_rows()]
 
 
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:

@@ -8,10 +8,10 @@ a piece that holds more than the whole may hold.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from math import prod, sqrt
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, prod, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ _CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16,
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
+_FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 _MEASURES = ("block_norm", "block_max")
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
@@ -91,11 +92,15 @@ def only_on(whole: Whole, op: str) -> str:
 
 
 def odd_copies(
-    groups: Sequence[Sequence[Piece]], goal: Sequence[float | None] | None, members: Mapping[int, Sequence[int]]
+    groups: Sequence[Sequence[Piece]],
+    goal: Sequence[float | None] | None,
+    members: Mapping[int, Sequence[int]],
+    parts_of: Callable[[Sequence[Piece]], str],
 ) -> tuple[str, Piece]:
     """Which copies differ, in words: from the other side's value, or from most others; and the first group's worst.
 
-    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy.
+    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy. ``parts_of``
+    asks sketches whether the other side's value is the sum or the mean of copies.
     """
     group = groups[0]
 
@@ -108,7 +113,7 @@ def odd_copies(
     best, odd = min(group, key=distance), max(group, key=distance)
     scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
     if goal is not None and distance(best) > 1e-5 * scale:
-        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group)
+        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
         if not parts:
             return f"the copies of ranks {ranks} differ, and none is golden's", odd
         adds = "adds them up" if parts == "sum" else "averages them"
@@ -131,6 +136,30 @@ def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
         return ""
     found = {"sum": sum(means), "mean": sum(means) / len(means)}
     return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
+
+
+def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: Sequence[Piece]) -> str:
+    """Whether a value is the sum or the mean of what the ranks hold: sketches add up as the elements do."""
+    if isinstance(other, Whole) or whole.micro > 1:
+        return ""
+    goal = _sketch(other, other.table["name"][partner])
+    names = {piece.rank: name for piece, name in zip(whole.pieces_of(row), whole.names_of(row), strict=True)}
+    own = [_sketch(whole.ranks[piece.rank].run, names[piece.rank]) for piece in group]
+    if goal is None or any(one is None or one["count"] != goal["whole"] for one in (goal, *own)):
+        return ""
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
+    if any(np.linalg.norm(one["sums"] - goal["sums"]) <= close for one in own):
+        return ""
+    total = np.sum([one["sums"] for one in own], axis=0, dtype=np.float64)
+    found = {"sum": total, "mean": total / len(own)}
+    return next((word for word, value in found.items() if np.linalg.norm(value - goal["sums"]) <= close), "")
+
+
+def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
+    """The ranks whose parts of a value hold something else, although the statistics of all together may agree."""
+    gaps, _, close = _block_gaps(whole, row, other, partner)
+    pieces = whole.pieces_of(row)
+    return sorted({pieces[at].rank for at, gap in gaps.items() if gap > close})
 
 
 def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:
@@ -248,43 +277,79 @@ def _far(one: float, other: float) -> float:
     return abs(one - other) / max(one, other) if one != other else 0.0
 
 
+class _Shared(NamedTuple):
+    """Blocks that pieces make up together: the sums of squares that each has of them, and what golden has."""
+
+    own: dict[int, float]
+    golden: float
+    gap: float
+
+
 def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
+    alone, shared, close = _block_gaps(whole, row, other, partner)
+    worst = max(alone.values(), default=0.0)
+    wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
+    used = set(alone).union(*(one.own for one in shared))
+    if not alone:
+        return _by_factor(shared) if any(one.gap > close for one in shared) else set()
+    unknown = used - set(alone) or any(one.gap > close and not one.own.keys() & wrong for one in shared)
+    return set() if unknown or wrong == used else wrong
+
+
+def _by_factor(shared: Sequence[_Shared]) -> set[int]:
+    """The piece that is a multiple of what it should be, of pieces that meet in all blocks (columns of a weight).
+
+    What golden has of a block beside the other pieces is what is left for one. If that one is the wrong one, it holds
+    the same multiple of it in every block; of a right one, what is left over differs from block to block.
+    """
+    pieces = set().union(*(one.own for one in shared))
+    if len(shared) < _FEWEST_BLOCKS or any(one.own.keys() != pieces for one in shared):
+        return set()
+    spread: dict[int, float] = {}
+    for at in pieces:
+        left = [one.golden - sum(one.own.values()) + one.own[at] for one in shared]
+        if min(left) > 0:
+            factors = [one.own[at] / rest for one, rest in zip(shared, left, strict=True)]
+            spread[at] = (max(factors) - min(factors)) / max(factors)
+        else:
+            spread[at] = inf
+    best, *others = sorted(spread, key=lambda at: spread[at])
+    clear = spread[best] <= _CLOSE and all(spread[at] * _NEARER > spread[best] for at in others)
+    return {best} if clear and others else set()
+
+
+def _block_gaps(
+    whole: Whole, row: int, other: Run, partner: int
+) -> tuple[dict[int, float], list[_Shared], float]:
+    """How far the blocks are that one piece makes up, what is known of others, and how far is close."""
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
     goal = _sketch(other, other.table["name"][partner])
-    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
     if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
-        return set()
+        return {}, [], close
+    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
     rows = _rows_of_pieces(whole, row, pieces, shape)
     sizes = [prod(piece.shape or ()) for piece in pieces]
     fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
                for one, size in zip(own, sizes, strict=True))  # fmt: skip
     if rows is None or not fits:
-        return set()
-    inner, places = rows
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
-    alone: dict[int, float] = {}  # how far the blocks are that one piece makes up
-    shared: list[set[int]] = []  # who makes up other blocks that differ
-    used: set[int] = set()
-    for golden_blocks, own_blocks in _same_elements(own, inner, places, int(goal["whole"])):
-        owners = {at for at, _ in own_blocks}
-        mine = [(float(own[at]["block_norm"][block]), float(own[at]["block_max"][block])) for at, block in own_blocks]
-        theirs = [(float(goal["block_norm"][block]), float(goal["block_max"][block])) for block in golden_blocks]
-        gap = 0.0
-        for one, its in (
-            (sqrt(sum(norm * norm for norm, _ in mine)), sqrt(sum(norm * norm for norm, _ in theirs))),
-            (max(most for _, most in mine), max(most for _, most in theirs)),
-        ):
-            gap = max(gap, _far(one, its))
-        used |= owners
-        if len(owners) == 1:
-            (at,) = owners
+        return {}, [], close
+    alone: dict[int, float] = {}
+    shared: list[_Shared] = []
+    for golden_blocks, own_blocks in _same_elements(own, *rows, int(goal["whole"])):
+        squares: dict[int, float] = defaultdict(float)
+        for at, block in own_blocks:
+            squares[at] += float(own[at]["block_norm"][block]) ** 2
+        total = sum(float(goal["block_norm"][block]) ** 2 for block in golden_blocks)
+        most = [max(float(own[at]["block_max"][block]) for at, block in own_blocks),
+                max(float(goal["block_max"][block]) for block in golden_blocks)]  # fmt: skip
+        gap = max(_far(sqrt(sum(squares.values())), sqrt(total)), _far(*most))
+        if len(squares) == 1:
+            (at,) = squares
             alone[at] = max(gap, alone.get(at, 0.0))
-        elif gap > close:
-            shared.append(owners)
-    worst = max(alone.values(), default=0.0)
-    wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
-    unknown = used - set(alone) or any(not owners & wrong for owners in shared)
-    return set() if unknown or wrong == used else wrong
+        else:
+            shared.append(_Shared(dict(squares), total, gap))
+    return alone, shared, close
 
 
 def _sketch(run: Run, name: str) -> Any:

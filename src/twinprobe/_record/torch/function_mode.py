@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from twinprobe._record.calls import SCALARS, Api, ApiCall
 from twinprobe._record.perturb import computes
+from twinprobe._record.rows import without_values
 from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe._record.torch.hooks import in_compiled_code
 from twinprobe._record.torch.tensors import WatchMode, silence
@@ -179,6 +180,9 @@ _ON_THEIR_WAY = frozenset(
 )  # fmt: skip
 
 
+_WRAPS = "_c10d_functional._wrap_tensor_autograd."  # takes such a result before the program waits for it
+
+
 class ApiMode(WatchMode):
     """Records each API call's arguments, result and gradients, and passes the call on unchanged."""
 
@@ -253,6 +257,9 @@ class ApiMode(WatchMode):
                 if perturbation is not None:
                     perturbation.before((args, kwargs))
                 call.before(*(written or (args, kwargs)))
+                if api.prefix == _WRAPS and call.parts is not None:
+                    call.parts["input_args"] = [without_values(item) for item in call.parts.get("input_args", ())]
+                    self._recorder.book.forget()
         except Exception as error:
             call.parts = self._recorder.mark("recording an API's inputs", error, call.parts)
         try:

@@ -59,7 +59,7 @@ def _sum_of(placement: Any) -> str:
 class Placements:
     """What layout.json of a step says; asked on the writer thread."""
 
-    def __init__(self, pipeline: dict[str, int], reduced: set[str]) -> None:
+    def __init__(self, pipeline: dict[str, Any], reduced: set[str]) -> None:
         self._pipeline = pipeline
         self._reduced = reduced
 
@@ -122,7 +122,7 @@ class PipelineStages:
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         self._wrapped: list[tuple[Any, str, Any]] = []
-        self.known: dict[str, int] = {}
+        self.known: dict[str, Any] = {}
 
     def attach(self) -> None:
         """Watch the stages, if the program uses any."""
@@ -156,7 +156,10 @@ class PipelineStages:
         @functools.wraps(original)
         def forward(stage: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
             micro = max(self.known.get("micro_batches", 0), chunk + 1) if isinstance(chunk, int) else 1
-            self.known.update(stage=int(stage.stage_index), stages=int(stage.num_stages), micro_batches=micro)
+            own = int(stage.stage_index)
+            held = sorted({own, *self.known.get("held", ())})
+            self.known.update(stage=own, stages=int(stage.num_stages), micro_batches=micro)
+            self.known["held"] = held  # several in an interleaved schedule
             return original(stage, chunk, *args, **kwargs)
 
         return forward

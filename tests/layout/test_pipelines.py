@@ -1,0 +1,92 @@
+"""Pipeline stages: several on one rank, and a weight that two of them share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from test_wrong_ranks import record
+from twinprobe._cli import main
+
+
+def compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    """Compare the ranks in ``t`` with the process in ``g``: the results by name."""
+    words = ["compare", "-tp", str(folder / "t"), "-gp", str(folder / "g"), "-o", str(folder / "out"), "--json"]
+    assert main(words) == 0
+    return {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
+
+
+def random(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def test_an_interleaved_schedule_is_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each rank holds two stages, as the modules of a list: the first and the third layer, the second and the fourth."""
+    weights, words = [random(at, 16, 16) for at in range(4)], random(9, 8, 16)
+    whole: dict[str, dict[str, Any]] = {}
+    updates: dict[str, dict[str, Any]] = {}
+    parts: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {}), ({}, {})]
+    for at, weight in enumerate(weights):
+        words = np.tanh(words @ weight.T)
+        layer = {"parameters.weight": weight, "output.0": words}
+        update = {"input.0": weight * 2, "output.0": weight * np.float32(0.9), "parameters.before": weight}
+        whole[f"Module.layers.{at}.Linear.forward.0"] = layer
+        updates[f"Optimizer.layers.{at}.weight.SGD.0.forward"] = update
+        parts[at % 2][0][f"Module.{at // 2}.layers.0.Linear.forward.0"] = layer
+        parts[at % 2][1][f"Optimizer.{at // 2}.layers.0.weight.SGD.0.forward"] = update
+    record(tmp_path / "g" / "step0" / "proc1", whole)
+    record(tmp_path / "g" / "step0" / "proc1", updates, name="optimizer")
+    for rank, (calls, own) in enumerate(parts):
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, calls)
+        record(place, own, name="optimizer")
+        pipeline = {"stage": rank + 2, "stages": 4, "held": [rank, rank + 2], "micro_batches": 1}
+        (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": 2, "pipeline": pipeline}))
+    found = compared(tmp_path, capsys)
+    assert "target: 2 ranks, layout pp=2,vpp=2 (found)" in found["step0/whole"]["notes"]
+    for result in found.values():
+        assert result["first"] is None
+        assert (result["target_only"], result["golden_only"]) == (0, 0)
+    assert found["step0/whole"]["verdicts"]["pass"] == 8
+    assert found["step0/optimizer"]["verdicts"]["pass"] == 12
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_a_weight_that_two_stages_share(added: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One process adds both gradients of the table up; the stages have one each, and add them up after backward."""
+    table, parts, words = random(1, 32, 8), [random(2, 32, 8), random(3, 32, 8)], random(4, 16, 8)
+    first, last = "Module.embedding.Embedding", "Module.head.Linear"
+    gradients = f"{first}.parameters_grad.0", f"{last}.parameters_grad.0"
+
+    def update(gradient: np.ndarray) -> dict[str, Any]:
+        return {"input.0": gradient, "output.0": table - gradient / 100, "parameters.before": table}
+
+    layer = {"parameters.weight": table, "output.0": words}
+    place = tmp_path / "g" / "step0" / "proc1"
+    total = parts[0] + parts[1]
+    calls = {f"{first}.forward.0": layer, f"{last}.forward.0": layer}
+    norm, name = "Optimizer.total_norm.SGD.0.forward", "Optimizer.{}.weight.SGD.0.forward"
+    record(place, calls | {one: {"gradient.weight": total} for one in gradients})
+    own = {name.format("head"): update(total)}
+    record(place, {**own, norm: {"output.0": np.array(np.linalg.norm(total))}}, name="optimizer")
+    for rank, (path, layers) in enumerate((("embedding", first), ("head", last))):
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, {f"{layers}.forward.0": layer, gradients[rank]: {"gradient.weight": parts[rank]}})
+        gradient = total if added else parts[rank]
+        own = {name.format(path): update(gradient)}
+        record(place, {**own, norm: {"output.0": np.array(np.linalg.norm(gradient))}}, name="optimizer")
+    found = compared(tmp_path, capsys)
+    assert found["step0/whole"]["first"] is None
+    assert "target: 2 values (gradients of a weight that stages share) added up" in found["step0/whole"]["notes"]
+    result = found["step0/optimizer"]
+    if added:
+        assert result["first"] is None
+        return
+    assert result["first"]["op"] == name.format("head")
+    assert any("embedding.weight on rank 0 is the same weight, but has another gradient" in one
+               for one in result["notes"])  # fmt: skip
+    assert "the same weight" in result["first"]["sentence"]
