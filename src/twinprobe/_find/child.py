@@ -119,13 +119,13 @@ class Seeds:
         home.seed = seed
 
     def facts(self, torch: Any) -> dict[str, Any]:
-        """Who has set each seed: a number is ours, "program" the program itself, None nobody."""
+        """Who set each seed: a number is ours, "program" the program itself, None nobody."""
         by_program = self._by_program | {"torch": torch.initial_seed() != self._first}
-        return {name: "program" if told else self.seed for name, told in by_program.items()}
+        return {name: "program" if set_by_program else self.seed for name, set_by_program in by_program.items()}
 
 
 def _guarded(work: Callable[..., None]) -> Callable[..., None]:
-    """A hook whose errors are told and end the recording, but never the program."""
+    """A hook whose errors are printed and end the recording, but never the program."""
 
     @functools.wraps(work)
     def hook(program: Program, *args: Any, **kwargs: Any) -> None:
@@ -181,18 +181,18 @@ class Program:
         def made(optimizer: Any, *_: Any, **__: Any) -> None:
             self._optimizers.add(optimizer)
             if self._root is not None and not self._facts["training"]:
-                self._wait()  # that was a look at a model before the training
+                self._wait()  # the call so far was no training step
 
         self._announce(torch.optim.Optimizer, "__init__", made)
         self._wait()
 
-    def _announce(self, home: Any, name: str, told: Callable[..., None]) -> None:
-        """Say when a function is called, before any hook of it runs."""
+    def _announce(self, home: Any, name: str, listener: Callable[..., None]) -> None:
+        """Call the listener when a function is called, before any hook of it runs."""
         original = getattr(home, name)
 
         @functools.wraps(original)
         def announced(*args: Any, **kwargs: Any) -> Any:
-            told(*args, **kwargs)
+            listener(*args, **kwargs)
             return original(*args, **kwargs)
 
         self._replaced.append((home, name, original))
@@ -200,7 +200,7 @@ class Program:
 
     def _restore(self, *names: str) -> None:
         """Put back what stood where calls are announced."""
-        for place in [one for one in self._replaced if one[1] in names]:
+        for place in [replaced for replaced in self._replaced if replaced[1] in names]:
             self._replaced.remove(place)
             setattr(*place)
 
@@ -214,7 +214,7 @@ class Program:
         parameters = list(module.parameters())
         if not parameters or _is_data_worker():
             return
-        training = self._torch.is_grad_enabled() and any(one.requires_grad for one in parameters)
+        training = self._torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
         if not training and (self._optimizers or self._root is not None):
             return  # an evaluation before the training
         self._restore("__call__")
@@ -245,20 +245,21 @@ class Program:
         # After the watch's own hook, which counts the steps.
         self._handles = [root.register_forward_pre_hook(self._root_called)]
         keep_hooks_out_of_copies(self)
+        own = [optimizer for optimizer in self._optimizers if self._cycle.holds(optimizer)]
         self._facts = {
-            "model": type(self._model).__name__,
-            "root": type(root).__name__,
-            "training": training,
-            "step": "optimizer" if any(map(self._cycle.holds, self._optimizers)) else "forward",
-            "seeds": self.seeds.facts(self._torch),
-            "settings": rounding_settings(),
-            "arguments": sys.argv,
-        }
-        for one in [one for one in self._optimizers if self._cycle.holds(one)]:
-            self._before_update(one)  # at once: with a closure, as Lightning has one, its first step is under way
+            "model": type(self._model).__name__, "root": type(root).__name__, "training": training,
+            "step": "optimizer" if own else "forward", "seeds": self.seeds.facts(self._torch),
+            "settings": rounding_settings(), "arguments": sys.argv,
+        }  # fmt: skip
+        for optimizer in own:
+            self._before_update(optimizer)  # at once: with a closure, as Lightning has one, its first step is under way
         self._handles.append(register_optimizer_step_pre_hook(self._before_update))
         if self._facts["step"] == "forward":
-            self._announce(self._torch.autograd, "backward", self._goes_back)
+
+            def goes_back(*_: Any, **__: Any) -> None:
+                self._went_back = True
+
+            self._announce(self._torch.autograd, "backward", goes_back)
         self._write_facts()
 
     def _record(self) -> None:
@@ -302,9 +303,6 @@ class Program:
         self._went_back = False
         self._recorder.start(self._model)
 
-    def _goes_back(self, *_: Any, **__: Any) -> None:
-        self._went_back = True
-
     @_guarded
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         ours = self._cycle.holds(optimizer)
@@ -316,8 +314,8 @@ class Program:
         if not ours:
             self._facts["others"] = self._facts.get("others", 0) + 1
             return
-        first = type(optimizer).__name__
-        self._facts |= {"step": "optimizer", "optimizer": self._facts.get("optimizer", first), "training": True}
+        self._facts.setdefault("optimizer", type(optimizer).__name__)
+        self._facts |= {"step": "optimizer", "training": True}
         self._handles.append(optimizer.register_step_post_hook(self._updated))
 
     @_guarded
@@ -342,7 +340,7 @@ class Program:
             # As if the program had ended here: nothing of it is killed, and all it has to clean up is cleaned up.
             self._facts["stopped"] = True
             if self._watches:
-                self._recorder.has_optimizer = True  # so that the step which has just begun is none
+                self._recorder.has_optimizer = True  # so that the step that has just begun is not counted
             self.close()
             raise SystemExit(0)
 
@@ -368,7 +366,7 @@ class Program:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def give_up(self, error: Exception) -> None:
-        """Something of ours failed: the program goes on without it, and the facts say so."""
+        """Our own code failed: the program goes on without it, and the facts record the error."""
         self.closed = True
         self._facts["error"] = f"{type(error).__name__}: {error}"
         if self._recorder is not None:
@@ -415,14 +413,14 @@ class Program:
 
 def _holder(root: Any, module_class: type) -> Any:
     """The largest module that holds this one: programs may call the parts of their model one by one."""
-    found = [root]
+    holders = [root]
     objects: Iterable[Any] = gc.get_objects()
-    for one in objects:
-        if issubclass(type(one), module_class) and one is not root:  # isinstance would ask the object itself
+    for module in objects:
+        if issubclass(type(module), module_class) and module is not root:  # isinstance would ask the object itself
             with suppress(Exception):
-                if any(inner is root for inner in one.modules()):
-                    found.append(one)
-    return max(found, key=lambda one: sum(1 for _ in one.modules()))
+                if any(inner is root for inner in module.modules()):
+                    holders.append(module)
+    return max(holders, key=lambda module: sum(1 for _ in module.modules()))
 
 
 def _is_data_worker() -> bool:

@@ -1,4 +1,4 @@
-"""The page on which a hunt ends: what was found, the curves of both runs, how it was found."""
+"""The page of a hunt: the result, the curves of both runs, and the stages that led to it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from twinprobe._report.console import visible
 from twinprobe._report.html import asset, brand, fill
 
 if TYPE_CHECKING:
-    from twinprobe._find.hunt import Found
+    from twinprobe._find.hunt import HuntResult
     from twinprobe._judge.steps import Trend
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 74, 20
@@ -45,11 +47,11 @@ a { color: var(--accent); }
 """
 
 
-def write_page(path: Path, found: Found, curves: dict[str, Any]) -> None:
+def write_page(path: Path, result: HuntResult, curves: dict[str, Any]) -> None:
     """Write the page to exactly this path."""
-    parts = [_verdict(found), _curves(found, curves), _stages(found), _programs(found), _notes(found)]
+    parts = [_verdict(result), _curves(result, curves), _stages(result), _programs(result), _notes(result)]
     body = "\n".join(["<main>", brand(["find"]), *(part for part in parts if part), "</main>\n"])
-    title = _safe(shorten(f"TwinProbe: {found.sentence}", 200, placeholder=" …"))
+    title = _safe(shorten(f"TwinProbe: {result.sentence}", 200, placeholder=" …"))
     fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
 
 
@@ -57,31 +59,33 @@ def _safe(text: object) -> str:
     return html.escape(visible(str(text)))
 
 
-def _verdict(found: Found) -> str:
-    first = found.first
-    kind = "good" if found.agrees else "mild" if first is None else ""
-    if found.agrees is None:
-        kicker = "interrupted" if found.interrupted else "not finished"
-    elif found.agrees:
+def _verdict(result: HuntResult) -> str:
+    first = result.first
+    kind = "good" if result.agrees else "mild" if first is None else ""
+    if result.agrees is None:
+        kicker = "interrupted" if result.interrupted else "not finished"
+    elif result.agrees:
         kicker = "no difference"
     else:
         module = first["module"] if first else ""
-        kicker = f"step {found.step}" + (f", {found.rank}" if found.rank else "") + (f", in {module}" if module else "")
-    lines = [f'<p class="kicker">{_safe(kicker)}</p>', f"<h1>{_safe(first['op'] if first else found.sentence)}</h1>"]
+        kicker = (
+            f"step {result.step}" + (f", {result.rank}" if result.rank else "") + (f", in {module}" if module else "")
+        )
+    lines = [f'<p class="kicker">{_safe(kicker)}</p>', f"<h1>{_safe(first['op'] if first else result.sentence)}</h1>"]
     table = ""
     if first:
-        lines.append(f'<p class="sentence">{_safe(found.sentence)}</p>')
+        lines.append(f'<p class="sentence">{_safe(result.sentence)}</p>')
         lines.append(f'<p class="sentence">{_safe(first["sentence"])}</p>')
         if first["stack_line"]:
             lines.append(f'<p class="stack-line">{_safe(first["stack_line"])}</p>')
-        lines += [f'<p class="hint">also begins at {_safe(one["op"])}: {_safe(one["sentence"])}</p>'
-                  for one in found.others]  # fmt: skip
+        lines += [f'<p class="hint">also begins at {_safe(beginning["op"])}: {_safe(beginning["sentence"])}</p>'
+                  for beginning in result.others]  # fmt: skip
         names = dict.fromkeys([*first["target_values"], *first["golden_values"]])
         rows = [(name, first["target_values"].get(name, ""), first["golden_values"].get(name, "")) for name in names]
         table = _table(("", "target", "golden"), rows, mark=True)
-    if found.reproducer:
+    if result.reproducer:
         lines.append(
-            f'<p class="sentence">Reproducer: <a href="{_safe(found.reproducer)}">{_safe(found.reproducer)}</a></p>'
+            f'<p class="sentence">Reproducer: <a href="{_safe(result.reproducer)}">{_safe(result.reproducer)}</a></p>'
         )
     return f'<section class="panel first {kind}"><div class="story">{"".join(lines)}</div>{table}</section>'
 
@@ -98,12 +102,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, mark: bool 
     return f'<table class="values"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _stages(found: Found) -> str:
-    if not found.stages:
+def _stages(result: HuntResult) -> str:
+    if not result.stages:
         return ""
     rows = ""
-    for name, sentence in found.stages.items():
-        pages = [file for file in found.files if file.startswith(f"{name}/")]
+    for name, sentence in result.stages.items():
+        pages = [file for file in result.files if file.startswith(f"{name}/")]
         links = " ".join(
             f'<a href="{_safe(page)}">{"all curves" if name == "watch" else "whole table"}</a>' for page in pages
         )
@@ -112,14 +116,14 @@ def _stages(found: Found) -> str:
     return f'<section class="panel"><h2>How it was found</h2>{table}</section>'
 
 
-def _programs(found: Found) -> str:
-    target, golden = found.target, found.golden
+def _programs(result: HuntResult) -> str:
+    target, golden = result.target, result.golden
     rows: list[tuple[str, object, object]] = [("program", target["program"], golden["program"])]
     rows += [(name, target[name], golden.get(name, "")) for name in ("model", "steps", "processes") if name in target]
-    seeds = [_seeds(one.get("seeds") or {}) for one in (target, golden)]
+    seeds = [_seeds(program.get("seeds") or {}) for program in (target, golden)]
     if any(seeds):
         rows.append(("seeds", seeds[0], seeds[1]))
-    settings = [one.get("settings") or {} for one in (target, golden)]
+    settings = [program.get("settings") or {} for program in (target, golden)]
     rows += [(name, settings[0].get(name, ""), settings[1].get(name, "")) for name in settings[0] | settings[1]]
     return (
         f'<section class="panel"><h2>The two programs</h2>{_table(("", "target", "golden"), rows, mark=True)}</section>'
@@ -127,12 +131,12 @@ def _programs(found: Found) -> str:
 
 
 def _seeds(seeds: dict[str, Any]) -> str:
-    said = {"program": "set by the program", None: "not set"}
-    return ", ".join(f"{name} {said.get(seed, f'{seed} (set by find)')}" for name, seed in seeds.items())
+    words = {"program": "set by the program", None: "not set"}
+    return ", ".join(f"{name} {words.get(seed, f'{seed} (set by find)')}" for name, seed in seeds.items())
 
 
-def _notes(found: Found) -> str:
-    items = "".join(f"<li>{_safe(note)}</li>" for note in found.notes)
+def _notes(result: HuntResult) -> str:
+    items = "".join(f"<li>{_safe(note)}</li>" for note in result.notes)
     return f'<section class="panel"><h2>Notes</h2><ul class="notes">{items}</ul></section>' if items else ""
 
 
@@ -146,30 +150,29 @@ def curves(trend: Trend, module: str) -> dict[str, Any]:
     series = {}
     for name in chosen:
         if name in trend.names:
-            at = trend.names.index(name)
-            known = trend.known[steps, at].tolist()
+            column = trend.names.index(name)
+            known = trend.known[steps, column]
             series[name] = {
-                key: [value if there else None for value, there in zip(values[steps, at].tolist(), known, strict=True)]
-                for key, values in (("target", trend.target), ("golden", trend.golden),
-                                    ("difference", trend.difference), ("noise", trend.noise))
-            }  # fmt: skip
+                key: list(np.where(known, getattr(trend, key)[steps, column], None))
+                for key in ("target", "golden", "difference", "noise")
+            }
     return {"steps": trend.steps[steps].tolist(), "series": series}
 
 
-def _curves(found: Found, curves: dict[str, Any]) -> str:
+def _curves(result: HuntResult, curves: dict[str, Any]) -> str:
     steps = curves.get("steps") or []
     if len(steps) < 2:
         return ""
     parts = []
-    for name, one in curves["series"].items():
+    for name, series in curves["series"].items():
         title = _TITLES.get(name, name)
-        lines = {"golden": one["golden"], "target": one["target"]}
-        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(title, steps, lines, found.step)}</div>")
-        apart = {"difference": one["difference"], "noise": one["noise"]}
+        lines = {"golden": series["golden"], "target": series["target"]}
+        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(title, steps, lines, result.step)}</div>")
+        apart = {"difference": series["difference"], "noise": series["noise"]}
         apart_title = f"{title}: relative difference, and noise (dotted)"
         plot = '<p class="hint">equal in all steps</p>'
-        if any(value and value > 0 for value in one["difference"]):
-            plot = _plot(apart_title, steps, apart, found.step, logarithmic=True)
+        if any(value and value > 0 for value in series["difference"]):
+            plot = _plot(apart_title, steps, apart, result.step, logarithmic=True)
         parts.append(f"<div><h3>{_safe(apart_title)}</h3>{plot}</div>")
     legend = ('<p class="legend"><span><span class="key target"></span>target</span><span>'
               '<span class="key golden"></span>golden</span><span><span class="key parting"></span>'
@@ -186,17 +189,16 @@ def _plot(
     *,
     logarithmic: bool = False,
 ) -> str:
-
     def height(value: float | None) -> float | None:
         if value is None or not math.isfinite(value) or (logarithmic and value <= 0):
             return None
         return math.log10(value) if logarithmic else value
 
     scaled = {name: [height(value) for value in values] for name, values in lines.items()}
-    known = [value for values in scaled.values() for value in values if value is not None]
-    if not known:
+    finite = [value for values in scaled.values() for value in values if value is not None]
+    if not finite:
         return '<p class="hint">no values</p>'
-    low, high = min(known), max(known)
+    low, high = min(finite), max(finite)
     if low == high:
         low, high = low - (abs(low) or 1) * 0.5, high + (abs(high) or 1) * 0.5
     first, last = steps[0], max(steps[-1], steps[0] + 1)
@@ -224,7 +226,7 @@ def _plot(
 
 def _polylines(name: str, points: list[tuple[float, float] | None]) -> list[str]:
     """A line for each stretch of known values; a value alone is a dot."""
-    found: list[str] = []
+    polylines: list[str] = []
     stretch: list[str] = []
     for point in [*points, None]:
         if point is not None:
@@ -232,6 +234,6 @@ def _polylines(name: str, points: list[tuple[float, float] | None]) -> list[str]
             continue
         if stretch:
             stretch = stretch * 2 if len(stretch) == 1 else stretch
-            found.append(f'<polyline class="{name}" points="{" ".join(stretch)}" stroke-linecap="round"/>')
+            polylines.append(f'<polyline class="{name}" points="{" ".join(stretch)}" stroke-linecap="round"/>')
         stretch = []
-    return found
+    return polylines

@@ -1,4 +1,4 @@
-"""Run somebody's program under watch, as it stands, and say in its own words why it failed."""
+"""Run a user's program unchanged, watched; if it fails, quote its own error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from twinprobe.errors import BadInput
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _RANK_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
 _PATIENCE = 10.0  # seconds that an interrupted program has to end by itself
-_TAIL = 1 << 16  # bytes of a program's output in which its last words are looked for
+_TAIL = 1 << 16  # bytes at the end of a program's output that are searched for its error
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def is_command(given: str | os.PathLike[str]) -> bool:
 
 
 def side(name: str, text: str) -> Side:
-    """Take apart what the user gave: a command line with variables before it, or the path of a recording."""
+    """Parse one side of the command: a command line with variables before it, or the path of a recording."""
     if text and (Path(text).is_dir() or Path(text).name in RUN_FILES):
         return Side(name, text, recording=Path(text))
     try:
@@ -54,8 +54,8 @@ def side(name: str, text: str) -> Side:
     except ValueError as error:
         raise BadInput(f"the {name} command cannot be read: {error}", where=text) from error
     variables = []
-    while words and (found := _ASSIGNMENT.fullmatch(words[0])):
-        variables.append((found[1], found[2]))
+    while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+        variables.append((match[1], match[2]))
         words.pop(0)
     if not words:
         raise BadInput(f"the {name} command is empty", hint='twinprobe find "python a.py" "python b.py" -o out')
@@ -74,63 +74,46 @@ class Task:
     from_step: int = 0
     last_step: int | None = None
     updates: tuple[tuple[int, int], ...] = ()
-    """How many steps of optimizers each step of the program has, as an earlier run told, and how often in a row."""
+    """How many optimizer steps each step of the program has, as an earlier run recorded it, and how often in a row."""
     swap: dict[str, Any] | None = None
     """Golden's values at one module: ``module``, ``values`` (a recording with tensors) and ``step``."""
 
     def mark(self, program: Side) -> str:
         """The same for two runs whose recordings are the same."""
-        record = {key: value for key, value in self.record.items() if key != "dump_path"}
-        what = (
-            program.words,
-            program.variables,
-            record,
-            self.seed,
-            self.from_step,
-            self.last_step,
-            self.swap,
-            self.updates,
-        )
-        return hashlib.sha256(repr(what).encode("utf-8", "surrogateescape")).hexdigest()
+        wanted = self.record, self.seed, self.from_step, self.last_step, self.swap, self.updates
+        identity = repr((program.words, program.variables, *wanted))
+        return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> list[dict[str, Any]]:
     """Run the program with its recording in ``folder``; what it prints goes to a log beside it.
 
-    Returns what its processes told of themselves. ``reuse`` takes an earlier, finished run of the same task. BadInput
-    where the program fails or cannot be watched.
+    Returns the facts that its processes recorded about themselves. ``reuse`` takes an earlier, finished run of the same
+    task. BadInput where the program fails or cannot be watched.
     """
     notes, log, done = (folder.with_name(f"{folder.name}{suffix}") for suffix in (".facts", ".log", ".done"))
     if reuse and done.is_file() and done.read_text(encoding="utf-8").strip() == task.mark(program):
-        return [one for one in _facts(notes) if "error" not in one]
+        return [process for process in _facts(notes) if "error" not in process]
     for old in (folder, notes):
         shutil.rmtree(old, ignore_errors=True)  # what an interrupted run left
     done.unlink(missing_ok=True)
     notes.mkdir(parents=True)
     with TemporaryDirectory(prefix="twinprobe-find-") as path:
         place = Path(path)
-        source = str(Path(__file__).resolve().parents[2])
-        bootstrap = BOOTSTRAP.format(source=source, plan=PLAN)
+        bootstrap = BOOTSTRAP.format(source=str(Path(__file__).resolve().parents[2]), plan=PLAN)
         (place / "sitecustomize.py").write_text(bootstrap, encoding="utf-8")
-        plan = {
-            "record": task.record | {"dump_path": str(folder.resolve())},
-            "facts": str(notes.resolve()),
-            "seed": task.seed,
-            "from_step": task.from_step,
-            "last_step": task.last_step,
-            "updates": task.updates,
-            "swap": task.swap,
-        }
+        record = task.record | {"dump_path": str(folder.resolve())}
+        plan = {**vars(task), "record": record, "facts": str(notes.resolve())}
         (place / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         code = _wait(program, _variables(program, place, task.seed), log)
     facts = _facts(notes)
-    stopped = bool(facts) and all(one.get("stopped") for one in facts)
+    stopped = bool(facts) and all(process.get("stopped") for process in facts)
     if code and not stopped:
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
         raise BadInput(f"the {program.name} program failed ({how}): {last_words(log)}", where=log)
     if not facts:
         raise _unwatched(program, notes, log)
-    recorded = [one for one in facts if "error" not in one]
+    recorded = [process for process in facts if "error" not in process]
     if not recorded:
         raise BadInput(f"the {program.name} program ran, but could not be recorded: {facts[0]['error']}", where=log)
     done.write_text(task.mark(program) + "\n", encoding="utf-8")
@@ -146,7 +129,7 @@ def _variables(program: Side, place: Path, seed: int | None) -> dict[str, str]:
 
 
 def _wait(program: Side, variables: dict[str, str], log: Path) -> int:
-    """Run to the end; a Ctrl-C is handed on, so that what was recorded is written."""
+    """Run to the end; Ctrl-C is passed on, so that the recording is written."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             program.words, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -165,27 +148,27 @@ def _wait(program: Side, variables: dict[str, str], log: Path) -> int:
 
 
 def _facts(notes: Path) -> list[dict[str, Any]]:
-    found = []
+    facts = []
     for path in sorted(notes.glob("*.json")):
         with suppress(OSError, ValueError):
-            found.append({"process": path.stem, **json.loads(path.read_text(encoding="utf-8"))})
-    return found
+            facts.append({"process": path.stem, **json.loads(path.read_text(encoding="utf-8"))})
+    return facts
 
 
 def last_words(log: Path) -> str:
-    """What a failed program said last: the error of its last traceback, otherwise its last line."""
+    """The error of a failed program's last traceback, otherwise its last line."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL))
         text = file.read().decode("utf-8", "replace")
-    lines = [(found[0] if (found := _RANK_PREFIX.match(line)) else "", _RANK_PREFIX.sub("", line.rstrip()))
+    lines = [(prefix[0] if (prefix := _RANK_PREFIX.match(line)) else "", _RANK_PREFIX.sub("", line.rstrip()))
              for line in text.splitlines()]  # fmt: skip
     errors: dict[str, str] = {}  # the last of each process; the process that failed first comes first
-    for at, (process, line) in enumerate(lines):
+    for number, (process, line) in enumerate(lines):
         if line.endswith("Traceback (most recent call last):"):  # a progress bar may stand before it
-            after = (one for own, one in lines[at + 1 :] if own == process and one and not one.startswith((" ", "\t")))
-            told = next(after, "")
-            if told and "ChildFailedError" not in told:  # the launcher's own, which only says that a process failed
-                errors[process] = told
+            own = (text for source, text in lines[number + 1 :] if source == process)
+            error = next((text for text in own if text and not text.startswith((" ", "\t"))), "")
+            if error and "ChildFailedError" not in error:  # the launcher's own, which only says that a process failed
+                errors[process] = error
     spoken = [line for _, line in lines if line.strip() and not line.startswith("twinprobe: ")]
     return next(iter(errors.values()), spoken[-1].strip() if spoken else "it printed nothing")
 

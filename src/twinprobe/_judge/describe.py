@@ -335,7 +335,11 @@ def _not_given(pairs: pl.DataFrame, beginning: Beginning) -> list[int]:
     import polars as pl
 
     op = pairs["g_op"][beginning.row]
-    if op is None or pairs["t_op"][beginning.row] is None or ("group" in pairs.columns and pairs["group"][beginning.row]):
+    if (
+        op is None
+        or pairs["t_op"][beginning.row] is None
+        or ("group" in pairs.columns and pairs["group"][beginning.row])
+    ):
         return []
     alone = (pl.col("g_op") == op) & pl.col("t_row").is_null() & (pl.col("g_kind") == VALUE)
     return pairs.select(pl.arg_where(alone)).to_series().to_list()

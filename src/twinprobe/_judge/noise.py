@@ -137,7 +137,9 @@ def expected_errors(
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
-    allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values, depth * grain)), allowed)
+    allowed = np.where(
+        flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values, depth * grain)), allowed
+    )
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)

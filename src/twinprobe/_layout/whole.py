@@ -22,9 +22,9 @@ from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
 from twinprobe._layout.pieces import AXES, Arithmetic, Piece, Shape, along, common_shape, load_whole, same
 from twinprobe._layout.ranks import RankDump, align_calls, fold_calls
-from twinprobe._layout.stages import OPTIMIZER, Part, StageNames, chunk_of, in_expert, in_order
+from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order
 from twinprobe._measure.sketch import combined
-from twinprobe._runs.names import GRADIENTS, is_module, parse_op
+from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
 from twinprobe._runs.sketches import Sketches
 from twinprobe._runs.table import FLOAT, GRADIENT, INT, PARAMETER, STATS, TENSOR

@@ -318,9 +318,7 @@ def _by_factor(shared: Sequence[_Shared]) -> set[int]:
     return {best} if clear and others else set()
 
 
-def _block_gaps(
-    whole: Whole, row: int, other: Run, partner: int
-) -> tuple[dict[int, float], list[_Shared], float]:
+def _block_gaps(whole: Whole, row: int, other: Run, partner: int) -> tuple[dict[int, float], list[_Shared], float]:
     """How far the blocks are that one piece makes up, what is known of others, and how far is close."""
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
     goal = _sketch(other, other.table["name"][partner])

@@ -1,4 +1,4 @@
-"""Where two models part. The tolerance decides whether they do; where and why is what the judge of recordings says.
+"""Where two models part. The tolerance decides whether they do; the judge of recordings, where and why.
 
 Two runs in memory are paired, measured and judged like two dumps: the same fault gets the same sentence. Only what no
 recording holds (buffers, the loss, a layer fed with the reference's values) is explained here.
@@ -66,7 +66,7 @@ class Finding:
 
 
 class AgreeingPairs:
-    """So many findings, none of which differs. ``make`` makes them when somebody looks; it must hold no tensor."""
+    """So many findings, none of which differs. ``make`` makes them when they are first used; it must hold no tensor."""
 
     def __init__(self, count: int, make: Callable[[], list[Finding]]) -> None:
         self._count, self._make = count, cache(make)
@@ -111,7 +111,7 @@ class First:
 
 @dataclass
 class Claim:
-    """What the judge says of two runs: where they part, and the paired call at which that is seen."""
+    """The judge's claim about two runs: where they part, and the paired call at which that is seen."""
 
     divergence: Divergence
     call: str
@@ -135,8 +135,8 @@ def judge_runs(raw: Values, base: Values, matches: Matches, findings: Findings) 
             return None
         target, golden = (_by_statistics(run) for run in (raw, base))
     partners, rules = [-1] * raw.table.height, [""] * raw.table.height
-    for row, other, rule in matches.rows:
-        partners[row], rules[row] = other, rule
+    for row, golden_row, rule in matches.rows:
+        partners[row], rules[row] = golden_row, rule
     pairs = from_partners(partners, base.table.height, rules)
     measure = _measure_in_memory if raw.in_memory or base.in_memory else None
     try:
@@ -151,9 +151,9 @@ def judge_runs(raw: Values, base: Values, matches: Matches, findings: Findings) 
 def _by_statistics(run: Values) -> Values:
     if run.task == STATISTICS:
         return run
-    other = replace(run, task=STATISTICS)
-    other.__dict__["parents"] = run.parents
-    return other
+    copy = replace(run, task=STATISTICS)
+    copy.__dict__["parents"] = run.parents
+    return copy
 
 
 def _measure_in_memory(
@@ -293,7 +293,7 @@ def _came_in(name: str, by_call: dict[str, list[Finding]]) -> bool:
     if any(finding.place in _ARRIVING for finding in by_call[name]):
         return True
     if name == "loss":
-        return any(parse_op(other).direction == FORWARD for other in by_call)
+        return any(parse_op(differing_call).direction == FORWARD for differing_call in by_call)
     call = parse_op(name)
     if call.direction == FORWARD:
         return False

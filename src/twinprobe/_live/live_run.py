@@ -110,7 +110,7 @@ class Values(Run):
         return tensor
 
     def release(self) -> None:
-        """Nobody asks for the tensors of a live run any more."""
+        """The tensors of a live run are no longer needed."""
         if self.live is not None:
             self.live.release()
 
@@ -148,7 +148,7 @@ def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHos
     # Recorders are held by circles: their content must not wait for the garbage collector.
     rows, engine.rows = engine.rows, LiveRows()
     run = Values(Path(title), "tensor", "mix", framework, rows.names, None, [], rows, to_host, False)  # type: ignore[arg-type]
-    del run.table  # until somebody asks
+    del run.table  # made when it is first used
     assert engine.step is not None
     run.__dict__["parents"] = dict(engine.parents)
     run.stack_table = engine.step.stacks
@@ -165,7 +165,7 @@ def read_run(run: Run) -> Values:
 
 
 def _leaf(note: Note, to_host: ToHost | None, number: int) -> Leaf:
-    """What a table tells of a tensor; with its statistics where ``to_host`` brings it to the host."""
+    """A tensor as a row of a table; with its statistics where ``to_host`` brings it to the host."""
     leaf = Leaf(note.type, note.dtype, list(note.shape), requires_grad=note.requires_grad, kind=TENSOR)
     if to_host is not None and note.row is not None and note.row.payload is not None:
         from twinprobe._measure.statistics import statistics
@@ -180,7 +180,7 @@ def _leaf(note: Note, to_host: ToHost | None, number: int) -> Leaf:
 
 
 def address_in(note: Note) -> int:
-    """Where a float32 tensor lies; 0 for any other one, and where that cannot be told."""
+    """The address of a float32 tensor; 0 for any other one, and where it is not known."""
     if note.row is None or note.dtype not in _FLOAT32_NAMES:
         return 0
     payload = note.row.payload

@@ -65,8 +65,8 @@ def find_differences(
     findings = maker.findings(wanted, gaps)
     for finding in findings:
         if finding.place == "input" and "NaN" in finding.gap.why and not parse_op(finding.raw).body:
-            row, other, _ = next(pair for pair in wanted if pair[0] == finding.order)
-            hosts = raw.tensor(row), base.tensor(other)
+            row, golden_row, _ = next(pair for pair in wanted if pair[0] == finding.order)
+            hosts = raw.tensor(row), base.tensor(golden_row)
             if hosts[0] is not None and hosts[1] is not None:
                 again = compare(hosts[0], hosts[1], replace(tolerance, equal_nan=True))
                 if again.same:
@@ -94,21 +94,21 @@ class _FindingMaker:
         """In which phase a pair belongs."""
         return phase_of(self._ops[0][self._columns[0]["op"][row[0]]])
 
-    def _finding(self, row: int, other: int, rule: str, gap: Gap) -> Finding:
+    def _finding(self, row: int, golden_row: int, rule: str, gap: Gap) -> Finding:
         raw, base = self._columns
         name = parse_op(self._ops[0][raw["op"][row]])
         phase = phase_of(name.text)
         role = raw["role"][row]
         places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
-        dtype, other_dtype = short_dtype(raw["dtype"][row] or ""), short_dtype(base["dtype"][other] or "")
+        dtype, golden_dtype = short_dtype(raw["dtype"][row] or ""), short_dtype(base["dtype"][golden_row] or "")
         # Modules decide. Calls inside them, and pairs that are doubtful, help to find where.
         decides = name.text not in self._doubtful and (name.is_module or phase == GRADIENT_PHASE)
         if phase == FORWARD_PHASE:
             decides &= role == OUTPUT or (role == INPUT and not name.body)
         return Finding(
-            self._step, phase, name.text, self._ops[1][base["op"][other]], places.get(role, "value"),
+            self._step, phase, name.text, self._ops[1][base["op"][golden_row]], places.get(role, "value"),
             raw["name"][row].removeprefix(name.text + "."), gap, decides, raw["shape"][row] or "",
-            base["shape"][other] or "", dtype if dtype == other_dtype else f"{dtype}/{other_dtype}", rule, row,
+            base["shape"][golden_row] or "", dtype if dtype == golden_dtype else f"{dtype}/{golden_dtype}", rule, row,
         )  # fmt: skip
 
 
@@ -140,44 +140,44 @@ class PairGaps:
         for pairs, gaps in self._measured:
             for pair, gap in zip(pairs, gaps.all(), strict=True):
                 gaps_of_pairs[pair] = gap
-        for pair, known in self._repeated:
-            gaps_of_pairs[pair] = gaps_of_pairs[known]
+        for pair, measured in self._repeated:
+            gaps_of_pairs[pair] = gaps_of_pairs[measured]
         return gaps_of_pairs
 
     def _measure_all(self) -> None:
         """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
         raw, base = self._runs
-        turned_rows, other_turned = raw.turned, base.turned
-        notes, other_notes = (run.live.value if run.live is not None else [] for run in self._runs)
+        turned_rows, golden_turned = raw.turned, base.turned
+        notes, golden_notes = (run.live.value if run.live is not None else [] for run in self._runs)
         first: dict[tuple[Row | None, Row | None, bool], int] = {}
         pairs: list[int] = []
         places: list[tuple[int, int, int, int]] = []  # two addresses, elements, rows of a raw matrix to be turned
-        others: list[int] = []
+        host_pairs: list[int] = []
         hosts: list[HostPair] = []
         elements = 0
-        for pair, (row, other, rule) in enumerate(self._rows):
+        for pair, (row, golden_row, rule) in enumerate(self._rows):
             # Put together in whichever way comes closest, turned or not; or of elements in another order.
             is_fused = row in self._groups or rule.endswith(REORDERED)
-            turned = (row in turned_rows) is not (other in other_turned) and not is_fused
-            if notes and other_notes and not is_fused:
-                note, other_note = notes[row], other_notes[other]
-                known = first.setdefault((note.row, other_note.row, turned), pair)
-                if known != pair and note.row is not None and other_note.row is not None:
-                    self._repeated.append((pair, known))
+            turned = (row in turned_rows) is not (golden_row in golden_turned) and not is_fused
+            if notes and golden_notes and not is_fused:
+                note, golden_note = notes[row], golden_notes[golden_row]
+                measured = first.setdefault((note.row, golden_note.row, turned), pair)
+                if measured != pair and note.row is not None and golden_note.row is not None:
+                    self._repeated.append((pair, measured))
                     continue
-                place = _place(note, other_note, turned)
+                place = _place(note, golden_note, turned)
                 if place is not None:
                     pairs.append(pair)
                     places.append(place)
                     continue
             tensors = self._tensors(pair)
             if tensors is not None:
-                others.append(pair)
+                host_pairs.append(pair)
                 hosts.append((*tensors, turned))
                 elements += tensors[0].data.size
                 if elements > _ELEMENTS_AT_ONCE:
-                    self._measured.append((others, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
-                    others, hosts, elements = [], [], 0
+                    self._measured.append((host_pairs, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
+                    host_pairs, hosts, elements = [], [], 0
 
         def hosts_of(place: int) -> tuple[HostTensor, HostTensor]:
             tensors = self._tensors(pairs[place])
@@ -188,34 +188,34 @@ class PairGaps:
             columns = cast(Places, tuple(map(list, zip(*places, strict=True))))
             self._measured.append((pairs, compare_places(columns, hosts_of, self._tolerance)))
         else:
-            others += pairs
+            host_pairs += pairs
             hosts += [(*hosts_of(place), bool(turning)) for place, (*_, turning) in enumerate(places)]
-        self._measured.append((others, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
+        self._measured.append((host_pairs, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
 
     def _tensors(self, pair: int) -> tuple[HostTensor, HostTensor] | None:
         """The tensors of a pair; None where its gap is known without them, or nothing can be."""
-        (raw, base), (row, other, rule) = self._runs, self._rows[pair]
+        (raw, base), (row, golden_row, rule) = self._runs, self._rows[pair]
         try:
             if row in self._groups:
                 return self._fused(*self._groups[row])
-            target, golden = raw.tensor(row), base.tensor(other)
+            target, golden = raw.tensor(row), base.tensor(golden_row)
         except DamagedTensor as damage:
             self._known[pair] = Gap(False, str(damage), nan, nan, nan, nan, nan)
             return None
         if target is not None and golden is not None:
             return (turned_like(target, [ANY_ORDER], golden) if rule.endswith(REORDERED) else target), golden
-        self._known[pair] = self._by_statistics(row, other)
+        self._known[pair] = self._by_statistics(row, golden_row)
         return None
 
-    def _fused(self, rows: tuple[int, ...], others: tuple[int, ...]) -> tuple[HostTensor, HostTensor] | None:
+    def _fused(self, rows: tuple[int, ...], golden_rows: tuple[int, ...]) -> tuple[HostTensor, HostTensor] | None:
         """The one tensor of one side and the several of the other, put together; None where some were not kept."""
         (raw, base) = self._runs
-        targets, goldens = [raw.tensor(row) for row in rows], [base.tensor(row) for row in others]
+        targets, goldens = [raw.tensor(row) for row in rows], [base.tensor(row) for row in golden_rows]
         if None in (*targets, *goldens):
             return None
         return put_together(cast(list[HostTensor], targets), cast(list[HostTensor], goldens))
 
-    def _by_statistics(self, row: int, other: int) -> Gap | None:
+    def _by_statistics(self, row: int, golden_row: int) -> Gap | None:
         """A recording without tensors: its statistics are compared, which can only say that two tensors differ."""
         raw, base = self._runs
         if raw.task == base.task == "tensor":
@@ -224,7 +224,7 @@ class PairGaps:
         base.measure()
         worst = 0.0
         for stat in _STATISTICS:
-            target, golden = raw.table[stat][row], base.table[stat][other]
+            target, golden = raw.table[stat][row], base.table[stat][golden_row]
             if target is None or golden is None:
                 return None
             atol, rtol = self._tolerance.of("float32")
@@ -241,23 +241,23 @@ def put_together(targets: list[HostTensor], goldens: list[HostTensor]) -> tuple[
     return whole, goldens[0] if len(goldens) == 1 else joined(goldens, whole)
 
 
-def _place(note: Note, other: Note, turned: bool) -> tuple[int, int, int, int] | None:
-    """Where two tensors lie, as the kernel is told; None where it does not take them."""
-    if note.row is None or other.row is None:
+def _place(note: Note, golden: Note, turned: bool) -> tuple[int, int, int, int] | None:
+    """The addresses and size of two tensors for the kernel; None where it cannot compare them."""
+    if note.row is None or golden.row is None:
         return None
-    address, other_address = note.row.address or address_in(note), other.row.address or address_in(other)
-    if not address or not other_address or (address | other_address) & 3:
+    address, golden_address = note.row.address or address_in(note), golden.row.address or address_in(golden)
+    if not address or not golden_address or (address | golden_address) & 3:
         return None
-    size, turning = _fitting(note.shape, other.shape, turned)
-    return (address, other_address, size, turning) if size else None
+    size, turning = _fitting(note.shape, golden.shape, turned)
+    return (address, golden_address, size, turning) if size else None
 
 
 @lru_cache(maxsize=1024)
-def _fitting(shape: tuple[int, ...], other: tuple[int, ...], turned: bool) -> tuple[int, int]:
+def _fitting(shape: tuple[int, ...], golden_shape: tuple[int, ...], turned: bool) -> tuple[int, int]:
     """How many elements the kernel would compare, and the rows of a matrix that it must turn; no elements where it does
     not take two tensors of these shapes."""
     size = prod(shape)
-    if size < 2 or (turned and len(shape) > 2) or (shape[::-1] if turned else shape) != other:
+    if size < 2 or (turned and len(shape) > 2) or (shape[::-1] if turned else shape) != golden_shape:
         return 0, 0
     return size, shape[0] if turned and len(shape) == 2 else 0
 
@@ -284,12 +284,12 @@ def parameter_pairs(
     """The pairs of parameters among these rows, each parameter once: the raw row, call and name of both, the rule."""
     seen: set[tuple[str, str]] = set()
     roles = raw.columns["role"], base.columns["role"]
-    for row, other, rule in rows:
-        if roles[0][row] == roles[1][other] == PARAMETER:
+    for row, golden_row, rule in rows:
+        if roles[0][row] == roles[1][golden_row] == PARAMETER:
             call, name = parameter_of(raw, row)
             if (call.body, name) not in seen:
                 seen.add((call.body, name))
-                yield row, (call, name), parameter_of(base, other), rule
+                yield row, (call, name), parameter_of(base, golden_row), rule
 
 
 def _with_gradient(run: Values) -> set[tuple[str, str]]:

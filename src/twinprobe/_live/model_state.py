@@ -178,13 +178,13 @@ class Buffers:
     @property
     def notes(self) -> list[str]:
         """What the user should know."""
-        found = [f"buffers of one model only, not compared: {listed(self._alone)}"] if self._alone else []
+        notes = [f"buffers of one model only, not compared: {listed(self._alone)}"] if self._alone else []
         if self._converted:
-            found.append(
+            notes.append(
                 "Paddle keeps the biased variance of each batch, the other framework the unbiased one; they agree but "
                 f"for that, and the models will differ by it in evaluation: {listed(list(self._converted))}"
             )
-        return found
+        return notes
 
     def compare(self, tested: Values, reference: Values, matches: Matches, step: int) -> list[Finding]:
         """The buffers that belong together, as the first step found them and as this one left them."""
@@ -280,7 +280,7 @@ def _is_state(slot: Slot) -> bool:
 
 
 def _samples(run: Values, path: str, channels: int) -> list[int]:
-    """Over how many numbers each call of a norm took its statistics."""
+    """How many numbers each call of a norm computed its statistics from."""
     columns = [run.columns[name] for name in ("op", "role", "shape")]
     samples: dict[int, int] = {}
     for op, role, shape in zip(*columns, strict=True):

@@ -45,7 +45,7 @@ class Options:
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Check what the user gave; unknown names are refused with the nearest known one."""
+    """Check the user's options; unknown names are refused with the nearest known one."""
     for name in given:
         if name not in _OPTIONS and name not in _SILENT:
             hint = f"{did_you_mean(name, (*_OPTIONS, *KEYWORDS))}known: {', '.join(_OPTIONS)}"

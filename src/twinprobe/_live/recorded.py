@@ -211,9 +211,9 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
 
 def _partners(tree: LayerTree, reference: Values, recorded: Collection[str]) -> dict[str, str]:
     """Which recorded path each live layer belongs to, where their paths differ."""
-    known: dict[str, str] = {}
+    partners: dict[str, str] = {}
     if not set(tree.holding) <= set(recorded):
         for relation in align_sides(Side(structure(tree)), Side(reference)).relations:
             if relation.one_to_one:
-                known.setdefault(parse_op(relation.target[0]).body, parse_op(relation.golden[0]).body)
-    return known
+                partners.setdefault(parse_op(relation.target[0]).body, parse_op(relation.golden[0]).body)
+    return partners

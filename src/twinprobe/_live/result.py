@@ -298,11 +298,11 @@ def _first(first: First) -> Iterator[Text]:
 
 
 def _following(first: First, differences: list[Finding]) -> Iterator[Text]:
-    others = [finding for finding in differences if finding.decides and finding.raw != first.raw]
-    names = list(dict.fromkeys(finding.raw for finding in others))
+    following = [finding for finding in differences if finding.decides and finding.raw != first.raw]
+    names = list(dict.fromkeys(finding.raw for finding in following))
     if names:
         yield _text("  then differ  ", "dim", listed(names, _FOLLOWING))
-    for finding in [finding for finding in others if finding.cause == INJECTED][:3]:
+    for finding in [finding for finding in following if finding.cause == INJECTED][:3]:
         yield _text("  also begins  ", "dim", f"{finding.raw} ({finding.phase}: {finding.gap.why})")
 
 

@@ -209,16 +209,16 @@ def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:
     for call, partner in calls.items():
         layers = [side.paths.layer.get(parse_op(name).body) for side, name in ((raw, call), (base, partner))]
         if parse_op(call).is_module and layers[0] is not None and layers[1] is not None:
-            mode, other = bool(layers[0].training), bool(layers[1].training)
-            if mode != other:
-                apart.append(f"{parse_op(call).body} ({shown[mode]} against {shown[other]})")
+            mode, golden_mode = bool(layers[0].training), bool(layers[1].training)
+            if mode != golden_mode:
+                apart.append(f"{parse_op(call).body} ({shown[mode]} against {shown[golden_mode]})")
     return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(apart))}"] if apart else []
 
 
 _FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}
 
 
-def check_optimizers(side: Model, other: Model | None) -> None:
+def check_optimizers(side: Model, partner: Model | None) -> None:
     """Refuse an optimizer that is not one of this model, before anything runs."""
     optimizer = side.optimizer
     if optimizer is None:
@@ -236,7 +236,7 @@ def check_optimizers(side: Model, other: Model | None) -> None:
     held = {id(parameter) for parameter in _parameters_of(optimizer)}
     own, foreign = (
         {id(tensor) for layer in model.paths.layer.values() for tensor in model.adapter.parameters(layer).values()}
-        for model in (side, other or side)
+        for model in (side, partner or side)
     )
     if held and held.isdisjoint(own):
         whose = "the parameters of the other model" if held & foreign else "none of the parameters of this model"

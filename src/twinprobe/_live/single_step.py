@@ -62,10 +62,10 @@ class Feeder:
         # (raw call, tensor) -> (raw row, base row, base call).
         self._partner: dict[tuple[str, str], tuple[int, int, str]] = {}
         ops, names, golden_ops = seen.columns["op"], seen.columns["name"], reference.columns["op"]
-        for row, other, _ in matches.rows:
+        for row, golden_row, _ in matches.rows:
             call = seen.ops[ops[row]]
             name = names[row].removeprefix(f"{call}.")
-            self._partner[call, name] = row, other, reference.ops[golden_ops[other]]
+            self._partner[call, name] = row, golden_row, reference.ops[golden_ops[golden_row]]
         self._count: dict[int, int] = {}
         self._under_way: list[tuple[int, int]] = []
         self.findings: list[Finding] = []
@@ -109,8 +109,8 @@ class Feeder:
         """Hand on the reference's result instead of the layer's own."""
         key, number = id(module), 0
         while self._under_way:
-            known, number = self._under_way.pop()
-            if known == key:
+            started, number = self._under_way.pop()
+            if started == key:
                 break
         prefix = self._prefix.get(key)
         if prefix is None:

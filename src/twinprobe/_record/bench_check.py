@@ -46,9 +46,9 @@ class BenchCheck:
         from twinprobe._runs.dump_json import read_entries
 
         self._known = {}
-        found = sorted((self._folder / f"step{step}").glob("*/dump.json"))
+        dumps = sorted((self._folder / f"step{step}").glob("*/dump.json"))
         # The earlier dump of the same rank, or of the only process that there was.
-        files = [file for file in found if file.parent.name == own] or found
+        files = [file for file in dumps if file.parent.name == own] or dumps
         if len(files) != 1:
             logger.warning("%s has no step %d for %s: nothing is compared in this step", self._folder, step, own)
             return
@@ -57,7 +57,7 @@ class BenchCheck:
             name: msgspec.json.decode(entry) if isinstance(entry, msgspec.Raw) else entry
             for name, entry in read_entries(file)
         }
-        if not any(True for entry in data.values() for _ in _walk(entry, "")):
+        if next(_walk(data, ""), None) is None:
             raise BadInput("holds no checksums", where=file, hint="record it with summary_mode md5")
         self._known = data
 
@@ -66,8 +66,8 @@ class BenchCheck:
         notes = list(notes_of(entry))
         differing: list[str] = []
         if not self.enough:
-            known = dict(_checksums(self._known.get(entry.name), entry))
-            differing = [name for note, name in notes if name in known and known[name] != self._checksum(note)]
+            earlier = dict(_checksums(self._known.get(entry.name), entry))
+            differing = [name for note, name in notes if name in earlier and earlier[name] != self._checksum(note)]
         if not differing:
             for note, _ in notes:
                 note.save = False
@@ -124,5 +124,5 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             for key, item in value.items():
                 yield from _walk(item, f"{name}.{key}")
     elif isinstance(value, list):
-        for at, item in enumerate(value):
-            yield from _walk(item, f"{name}.{at}")
+        for index, item in enumerate(value):
+            yield from _walk(item, f"{name}.{index}")

@@ -20,7 +20,7 @@ Names = frozenset[str]
 class Api:
     """A function that is recorded: ``Functional.linear.``, how much it matters, whether it writes to its arguments.
 
-    What a ``collective`` gives is what its arguments hold afterwards.
+    The results of a ``collective`` are its arguments, as they are afterwards.
     """
 
     prefix: str
@@ -137,7 +137,7 @@ class ModuleCall:
         self.parent = parent
         self.depth: int = parent.depth + 1 if parent else 0
         self.parts: dict[str, Any] | None = None
-        self.watch: Any = None  # what waits for its gradients
+        self.watch: Any = None  # waits for its gradients
         self.stack: Stack | None = None
         self.frame = 0
         self.whole = False
@@ -242,7 +242,7 @@ def outside_compiled(
     seen. The model itself, whose path is empty, is left out."""
     inside: list[str] = []
     for path, module in named:
-        if not path or any(path.startswith(f"{one}.") for one in inside):
+        if not path or any(path.startswith(f"{boundary}.") for boundary in inside):
             continue
         compiled = is_compiled(module)
         if compiled:
@@ -262,7 +262,7 @@ class ApiCall:
         stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
         self._name, self._backward = f"{stub}.forward", f"{stub}.backward"
         self.parts: dict[str, Any] | None = None
-        self.watch: Any = None  # what waits for its gradients
+        self.watch: Any = None  # waits for its gradients
 
     def before(self, args: Any, kwargs: Any) -> None:
         """Note arguments and prepare for their gradients."""
@@ -344,7 +344,7 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
         return value
     if kind is list or kind is tuple:
         items = None  # a new list only where something changes
-        for at, item in enumerate(value):
+        for index, item in enumerate(value):
             inner = type(item)
             if inner in SCALARS:
                 continue
@@ -352,7 +352,7 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
             if new is not item:
                 if items is None:
                     items = list(value)
-                items[at] = new
+                items[index] = new
         return value if items is None else kind(items)
     if kind is dict:
         if not value:

@@ -129,8 +129,10 @@ def _build(
     level = _choice(common, "level", LEVELS, "L1", where)
     summaries = _flag(common, "summaries", False, where)
     if summaries and (task == "structure" or level == "watch" or section.get("tensor_list")):
-        other = "tensor_list" if section.get("tensor_list") else "level watch" if level == "watch" else "task structure"
-        raise BadInput(f"summaries and {other} cannot be used together", where=where, hint="keep one of them")
+        excluded = (
+            "tensor_list" if section.get("tensor_list") else "level watch" if level == "watch" else "task structure"
+        )
+        raise BadInput(f"summaries and {excluded} cannot be used together", where=where, hint="keep one of them")
     return RecordConfig(
         dump_path=Path(path),
         task=task,
@@ -240,22 +242,18 @@ def _numbers(given: Mapping[str, Any], key: str, where: str) -> frozenset[int] |
         return None
     if not isinstance(value, list | tuple):
         raise BadInput(f"key '{key}' must be a list, not {value!r}", where=where, hint='for example [0, "4-6"]')
-    numbers: set[int] = set()
-    for item in value:
-        numbers.update(_one_or_range(item, key, where))
-    return frozenset(numbers)
+    return frozenset(number for item in value for number in _number_or_range(item, key, where))
 
 
-def _one_or_range(item: object, key: str, where: str) -> range:
-    hint = 'numbers from 0 up, numeric strings or ranges such as "4-6"'
+def _number_or_range(item: object, key: str, where: str) -> range:
     if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
         return range(item, item + 1)
     if isinstance(item, str):
         first, dash, last = item.strip().partition("-")
-        if first.isdecimal() and (last.isdecimal() if dash else True):
-            low, high = int(first), int(last) if dash else int(first)
-            if low <= high <= low + 10_000_000:
-                return range(low, high + 1)
+        last = last if dash else first
+        if first.isdecimal() and last.isdecimal() and int(first) <= int(last) <= int(first) + 10_000_000:
+            return range(int(first), int(last) + 1)
+    hint = 'numbers from 0 up, numeric strings or ranges such as "4-6"'
     raise BadInput(f"key '{key}' holds {item!r}", where=where, hint=hint)
 
 
@@ -287,7 +285,7 @@ def _modes(given: Mapping[str, Any], where: str) -> frozenset[str]:
     return frozenset(modes)
 
 
-# Which calls are wanted: scope and list, told apart by name.
+# Which calls are wanted: scope and list, matched by name.
 
 _CONTAINERS = ("Module.", "Cell.", "Layer.")
 
@@ -342,8 +340,8 @@ class NameFilter:
     def complaints(self) -> list[str]:
         """One sentence per entry of scope, list or tensor_list that never matched, with the nearest names."""
         lines = []
-        for one in sorted(self._unmatched):
-            near = difflib.get_close_matches(one, self._seen, n=3, cutoff=0.3)
+        for name in sorted(self._unmatched):
+            near = difflib.get_close_matches(name, self._seen, n=3, cutoff=0.3)
             hint = f"; nearest: {', '.join(near)}" if near else ""
-            lines.append(f"'{one}' matched no call{hint}")
+            lines.append(f"'{name}' matched no call{hint}")
         return lines

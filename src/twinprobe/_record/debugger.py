@@ -26,7 +26,7 @@ from twinprobe.errors import BadInput, MissingPackage
 
 @contextmanager
 def needing(module: str, name: str, package: str) -> Iterator[None]:
-    """What is imported in here needs a framework: its absence is told with the package to install."""
+    """Imports in this block need a framework; where it is missing, the error names the package to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -316,8 +316,8 @@ class SinglePoints:
             for key, item in value.items():
                 self._watch(item, f"{name.removesuffix('_grad')}.{key}_grad")
         elif isinstance(value, list | tuple):
-            for at, item in enumerate(value):
-                self._watch(item, f"{name.removesuffix('_grad')}.{at}_grad")
+            for index, item in enumerate(value):
+                self._watch(item, f"{name.removesuffix('_grad')}.{index}_grad")
 
     def _gradient(self, gradient: Any, name: str) -> None:
         self._in_step(lambda: self._recorder.work(f"saving {name}", self._emit, gradient, name))

@@ -34,7 +34,7 @@ from twinprobe._record.writer_process import RemoteFolder, WriterProcess, start_
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
-# Is there an earlier dump where this one wants to go?
+# Is there an earlier dump at the place of this one?
 
 _INDEXES = ("dump.json", "debug.json", "dump.json.part", "debug.json.part")
 
@@ -49,9 +49,9 @@ def refuse_earlier_dump(dump_path: Path, own: str) -> None:
         return
     for step in sorted(dump_path.glob("step*")):
         for folder in sorted(step.iterdir()) if step.is_dir() else ():
-            found = [name for name in _INDEXES if (folder / name).exists()]
-            if found and _belongs_to_another_run(folder.name, own):
-                unfinished = "" if not found[0].endswith(".part") else f" that was not finished ({found[0]})"
+            index = next((name for name in _INDEXES if (folder / name).exists()), "")
+            if index and _belongs_to_another_run(folder.name, own):
+                unfinished = f" that was not finished ({index})" if index.endswith(".part") else ""
                 raise BadInput(
                     f"already holds a dump{unfinished}, which is not overwritten",
                     where=folder, hint="give another dump_path",
@@ -66,16 +66,14 @@ def _belongs_to_another_run(name: str, own: str) -> bool:
         return False
     try:
         os.kill(int(process), 0)  # asks only whether there is such a process
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
 _BATCH = 64
-_STEPS_IN_A_ROW, _MANY_ENTRIES = 2, 256  # from when on a process of its own is worth its start
-_PATIENCE = 10.0  # seconds that a process which wants to end waits for a writer that does not get on
+_STEPS_IN_A_ROW, _MANY_ENTRIES = 2, 256  # from here on a writer process is worth starting
+_PATIENCE = 10.0  # seconds that an ending process waits for a writer that makes no progress
 _SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
 
 
@@ -92,8 +90,8 @@ class Framework(ABC):
         return False
 
     def settings(self) -> dict[str, Any]:
-        """What changes the rounding of this program's results, for the dump's header: names of one word or several, and
-        plain values. ``autocast`` is a dtype or None."""
+        """Settings that change the rounding of this program's results, for the dump's header: plain values by name.
+        ``autocast`` is a dtype or None."""
         return {}
 
     @abstractmethod
@@ -106,14 +104,14 @@ class Framework(ABC):
 
     @abstractmethod
     def host(self, payload: Any) -> HostTensor | None:
-        """A host copy of a tensor as it is measured; None where its elements are no numbers that we know."""
+        """A host copy of a tensor as it is measured; None where its dtype is not supported."""
 
     @abstractmethod
     def collect(self) -> Callable[[], None] | None:
         """End of a stretch of recording: a job that waits for device results and fills the rows."""
 
     def finished(self, update: Entry) -> Entry:
-        """What an optimizer did, when all of it is measured."""
+        """An optimizer's update, once all of it is measured."""
         return update
 
     def let_go(self) -> None:  # noqa: B027  most hold nothing
@@ -200,7 +198,7 @@ class Engine:
         self.failed = False
         self.begun = False
         self.bench: BenchCheck | None = None
-        self.places: Any = None  # collects what layout.json says, where there are several ranks
+        self.places: Any = None  # collects the content of layout.json, where there are several ranks
         self._checked = False
         self._finished = False
         self._hidden = (str(Path(__file__).parent) + os.sep, *hidden)
@@ -271,7 +269,7 @@ class Engine:
         self.step_number += 1
 
     def drop_unused_step(self) -> None:
-        """The step that has begun is none if nothing was recorded in it."""
+        """A step in which nothing was recorded is not counted."""
         if self.step_number and self.step is not None and self.step.unused:
             self.step = None
 
@@ -284,7 +282,7 @@ class Engine:
         self._worker.drain()
 
     def flush_before_exit(self) -> None:
-        """The process is about to end, whatever state it is in: write what can be had without asking a device."""
+        """The process is about to end, whatever state it is in: write everything that needs no device."""
         with suppress(Exception):
             step = self.step
             if step is not None and step.writable and not (self.framework.deferred or self.config.async_dump):
@@ -292,7 +290,7 @@ class Engine:
             self._worker.drain(_PATIENCE)
 
     def close(self) -> None:
-        """End of the recording: write what is left and say where it is."""
+        """End of the recording: write what is left and log where it is."""
         if self._finished:
             return
         self._finished = True
@@ -367,7 +365,7 @@ class Engine:
             self._hand_over(step)
 
     def note_update(self, entry: Entry) -> None:
-        """Take over what an optimizer did to one parameter."""
+        """Take over an optimizer's update of one parameter."""
         step = self.step
         if step is not None and not self._structure and not self.failed:
             if not step.writable:
@@ -433,8 +431,8 @@ class Engine:
             side = {"stack": step.stacks.to_json(), "construct": step.construct}
         if step.updates:
             self._write_updates(step)
-        if self.places is not None and (told := self.places.document(step.placed)):
-            side["layout"] = told
+        if self.places is not None and (layout := self.places.document(step.placed)):
+            side["layout"] = layout
         entries = step.folder.entries
         step.folder.close(side)
         self._total[0] += entries
@@ -455,7 +453,7 @@ class Engine:
         folder: DumpFolder | RemoteFolder = DumpFolder(path, header, index="optimizer")
         if isinstance(step.folder, RemoteFolder) and self._process is not None and not self._process.gone:
             folder = RemoteFolder(self._process, path, header, "optimizer", self._renderer, sketches=False)
-        (path / "optimizer.json").unlink(missing_ok=True)  # of this step's first stretch, told again below
+        (path / "optimizer.json").unlink(missing_ok=True)  # of this step's first stretch, which is written again below
         updates = [self.framework.finished(entry) for entry in step.updates]
         folder.add_entries(updates, self._renderer)
         for entry in updates if self.places is not None else ():

@@ -1,9 +1,9 @@
-"""Perturbation: what a recorded call returns, changed by half a unit in the last place at random.
+"""Perturbation: the results of recorded calls, changed by half a unit in the last place at random.
 
-A run recorded so shows how far rounding alone carries this program. A quarter of the values moves to a neighbouring
+A run recorded like this shows how much rounding alone changes. A quarter of the values moves to a neighbouring
 value, up and down alike: the mean of the change is 0, its root mean square half a unit. The bits are changed in place,
-so that gradients, views, in-place calls and containers of any kind stay as they are; zeros, integers and what is not
-finite too. What a call only hands on (its inputs, views of them, parameters) is none of its results.
+so that gradients, views, in-place calls and containers of any kind stay as they are. Zeros, integers, NaN and
+infinities are not changed, nor are values that a call only passes on (its inputs, views of them, parameters).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXACT = words("copy_ fill_ masked_fill_ index_fill_ index_copy_ __setitem__ ass
 
 
 def computes(api: Api) -> bool:
-    """Whether a function computes its results; others only move or make values."""
+    """Whether a function computes its results; others only move or create values."""
     name = api.prefix.rstrip(".").rpartition(".")[2].lower()
     return api.rank <= FOCUS and rank_of(name) <= FOCUS and name not in _EXACT
 
@@ -45,28 +45,30 @@ class Perturbation(ABC):
 
     @abstractmethod
     def before(self, inputs: Any) -> None:
-        """A call begins with these tensors in hand."""
+        """A call with these tensors begins."""
 
     @abstractmethod
     def after(self, output: Any, inputs: Any, in_place: bool = False) -> None:
-        """A call ended: change what it has computed, once."""
+        """A call ended: change its results, once."""
 
 
 Layout = Callable[[Any], tuple[int, tuple[int, ...]]]
 
 
 class HostPerturbation(Perturbation):
-    """For tensors in host memory, which is written to by its address: MindSpore and Paddle on a CPU. ``layout`` waits
-    for a tensor and tells its address and its strides, in elements."""
+    """For tensors in host memory, written to by address: MindSpore and Paddle on a CPU. ``layout`` waits until a tensor
+    is computed and returns its address and its strides, in elements."""
 
     def __init__(self, seed: int, tensor_class: type, layout: Layout) -> None:
         self._tensor_class = tensor_class
         self._layout = layout
         self._random = np.random.default_rng(seed)
-        self._done: dict[int, weakref.ref[Any]] = {}  # by address, what an inner call returned and an outer one returns
+        self._done: dict[
+            int, weakref.ref[Any]
+        ] = {}  # results changed already, by address: an outer call may return those of an inner one
 
     def before(self, inputs: Any) -> None:
-        """Addresses tell afterwards what was handed on."""
+        """Nothing to do: addresses show afterwards which results are inputs passed on."""
 
     def after(self, output: Any, inputs: Any, in_place: bool = False) -> None:
         memories = (self._memory(tensor) for tensor in tensors_in(inputs, self._tensor_class, []))
@@ -79,7 +81,11 @@ class HostPerturbation(Perturbation):
             done = self._done.get(low)
             fresh = (done is None or done() is None) and not any(low < end and start < high for start, end in given)
             if fresh or in_place:
-                self._change(bits, infinity)
+                drawn = self._random.integers(0, ONE_IN, bits.shape, np.int8)
+                magnitude = bits & np.array(np.iinfo(bits.dtype).max, bits.dtype)
+                movable = (magnitude != 0) & (magnitude < infinity - 1)
+                bits += ((drawn == 0) & movable).astype(bits.dtype)
+                bits -= ((drawn == 1) & movable).astype(bits.dtype)
             self._done[low] = weakref.ref(tensor)
 
     def _memory(self, tensor: Any) -> tuple[NDArray[Any], int, int, int] | None:
@@ -97,10 +103,3 @@ class HostPerturbation(Perturbation):
         flat = np.frombuffer(memoryview((c_char * (count * size)).from_address(address)), integer)
         bits = as_strided(flat, shape, tuple(step * size for step in strides))
         return bits, infinity, address, address + count * size
-
-    def _change(self, bits: NDArray[Any], infinity: int) -> None:
-        drawn = self._random.integers(0, ONE_IN, bits.shape, np.int8)
-        magnitude = bits & np.array(np.iinfo(bits.dtype).max, bits.dtype)
-        movable = (magnitude != 0) & (magnitude < infinity - 1)
-        bits += ((drawn == 0) & movable).astype(bits.dtype)
-        bits -= ((drawn == 1) & movable).astype(bits.dtype)

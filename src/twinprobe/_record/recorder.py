@@ -47,11 +47,11 @@ class Recorder(Framework):
         self.shares_notes = self.takes_all and not self._keep_all  # those of one tensor in several calls
         self._parents: dict[str, str | None] = {}
         if config.bench_path is not None:
-            self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._keep_no_more)
+            self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._stop_keeping)
 
     @classmethod
     def of(cls, config: RecordConfig) -> Any:
-        """What records as this configuration asks: a recorder, or a watcher, which has the same verbs."""
+        """The recorder for this configuration, or the watcher, which has the same verbs."""
         return cls.watcher(config) if config.level == "watch" else cls(config)
 
     # -- what a framework knows -------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Recorder(Framework):
             raise
 
     def check_models(self, model: Any) -> list[Any]:
-        """The modules to watch; refuses what is none."""
+        """The modules to watch; BadInput for anything else."""
         models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
         for module in models:
             if not isinstance(module, self.module_class):
@@ -189,11 +189,11 @@ class Recorder(Framework):
         self.engine.problems.note(doing, error)
 
     @abstractmethod
-    def work(self, doing: str, act: Callable[..., Any], *what: Any) -> Any:
-        """``act(*what)`` as the recorder's own work: nobody watches it, and its errors are noted, not raised."""
+    def work(self, doing: str, act: Callable[..., Any], *args: Any) -> Any:
+        """``act(*args)`` as the recorder's own work: it is not recorded, and its errors are noted, not raised."""
 
     def failed(self, value: Any, error: Exception) -> Any:
-        """What stands for a value that could not be captured."""
+        """The placeholder of a value that could not be captured."""
         self.trouble("recording a value", error)
         return unrecorded(value, error)
 
@@ -217,7 +217,7 @@ class Recorder(Framework):
         """Whether the results of a module are changed: only where no function inside of it is seen."""
         return not self.records_apis or info.compiled or info.whole
 
-    def _keep_no_more(self) -> None:
+    def _stop_keeping(self) -> None:
         self._keep_all = self.save = False
 
     def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
@@ -280,12 +280,9 @@ def _check_token_range(token_range: Any, models: list[Any]) -> None:
     """A pair of counts from 0 on, first not after last."""
     if token_range is None:
         return
-    ok = isinstance(token_range, list | tuple) and len(token_range) == 2
-    if (
-        not ok
-        or not all(isinstance(token, int) and token >= 0 for token in token_range)
-        or token_range[0] > token_range[1]
-    ):
+    is_pair = isinstance(token_range, list | tuple) and len(token_range) == 2
+    is_pair = is_pair and all(isinstance(token, int) for token in token_range)
+    if not is_pair or not 0 <= token_range[0] <= token_range[1]:
         raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 up: the first and the last token")
     if not models:
         raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")

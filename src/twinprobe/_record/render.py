@@ -197,12 +197,12 @@ NOT_MINE = object()
 
 
 def remark_of(error: BaseException) -> str:
-    """What marks a place of the dump that the recorder failed at."""
+    """The remark in a dump where the recorder failed."""
     return f"not recorded ({type(error).__name__}; see dump_error_info.log)"
 
 
 def unrecorded(value: Any, error: BaseException) -> Leaf:
-    """What stands in the dump for a value that could not be captured."""
+    """The placeholder in a dump for a value that could not be captured."""
     return Leaf({"type": type(value).__name__, "value": None, "remark": remark_of(error)})
 
 
@@ -210,8 +210,8 @@ class Capturer:
     """Turns live values into a tree of plain containers, scalars, Notes and Leaves that nothing can change later.
 
     ``foreign`` knows the framework's own types (tensors first of all) and answers NOT_MINE for the rest. ``direct`` is
-    the short way for the commonest types. ``failed`` is told of a value that cannot be captured, and gives what stands
-    for it: the rest of the call is recorded.
+    the short way for the commonest types. ``failed`` is called with a value that cannot be captured and returns its
+    placeholder; the rest of the call is recorded.
     """
 
     def __init__(
@@ -233,22 +233,22 @@ class Capturer:
                 return [self(item, None, depth + 1) for item in value] if depth < _DEPTH_LIMIT else None
             if kind is dict:
                 return self.mapping(value, depth)
-            found = self._foreign(value, key)
-            return self._rest(value, depth) if found is NOT_MINE else found
+            leaf = self._foreign(value, key)
+            return self._rest(value, depth) if leaf is NOT_MINE else leaf
         except Exception as error:
             return self._failed(value, error)
 
     def items(self, values: Iterable[Any]) -> list[Any]:
         """Several values, such as the arguments of a call; each that fails is marked."""
         direct = self._direct
-        found = []
+        captured = []
         for value in values:
             short = direct.get(type(value))
             try:
-                found.append(self(value) if short is None else short(value))
+                captured.append(self(value) if short is None else short(value))
             except Exception as error:
-                found.append(self._failed(value, error))
-        return found
+                captured.append(self._failed(value, error))
+        return captured
 
     def mapping(self, value: Mapping[Any, Any], depth: int = 0) -> dict[str, Any] | None:
         """A mapping with every key as text; a key such as ``dtype`` tells what its value means."""

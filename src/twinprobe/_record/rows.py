@@ -26,7 +26,7 @@ _SEGMENTS = {
 }  # fmt: skip
 
 
-# What tells notes and leaves from lists in entries that are packed for the writer process; no program can guess it.
+# Tags that mark notes and leaves in entries packed for the writer process; random, so that no value can look like one.
 NOTE_TAG, LEAF_TAG = (f"{kind} {token_hex(8)}" for kind in ("note", "leaf"))
 
 # Made by the thousand while a model runs: structs are made by compiled code, and the garbage collector need not look at
@@ -97,8 +97,8 @@ def _walk(value: Any, name: str) -> Iterator[tuple[Note, str]]:
     if kind is Note:
         yield value, name
     elif kind is list:
-        for at, item in enumerate(value):
-            yield from _walk(item, f"{name}.{at}")
+        for index, item in enumerate(value):
+            yield from _walk(item, f"{name}.{index}")
     elif kind is dict:
         for key, item in value.items():
             yield from _walk(item, f"{name}.{key}")
@@ -117,11 +117,11 @@ def sketches_of(entry: Entry) -> list[tuple[int, bytes | None]]:
     return [(-1, None) if row is None else (row.number, row.sketch) for row in rows]
 
 
-# Communication that is still on its way: its tensors have a shape, and values nobody may look at yet.
+# Collectives that are still running: their tensors have a shape, but no values that could be read yet.
 
 
 def is_pending(result: Any) -> bool:
-    """Whether a collective gave a handle to wait for. Waiting here would change the order of the run."""
+    """Whether a collective returned a handle to wait for. Waiting here would change the order of the run."""
     if isinstance(result, list | tuple):
         return any(map(is_pending, result))
     if not callable(getattr(result, "wait", None)):
@@ -145,16 +145,16 @@ def without_values(value: Any) -> Any:
 
 
 class GradientWatch(Protocol):
-    """Whatever learns the gradients of watched modules' parameters."""
+    """Collects the gradients of watched modules' parameters."""
 
     def attach(self, infos: Iterable[Any]) -> None:
-        """Learn those of these modules."""
+        """Collect those of these modules."""
 
     def flush(self) -> None:
         """A pass is over."""
 
     def detach(self) -> None:
-        """Hand over what came, and learn no more."""
+        """Hand over what has come, and collect no more."""
 
 
 class Group:
@@ -219,16 +219,16 @@ class ParameterGradients:
             self._emit(group)
 
     def _emit(self, group: Group) -> None:
-        found, group.found = group.found, {}
-        emit_gradients(self._recorder, group.prefix, found)
+        gradients, group.found = group.found, {}
+        emit_gradients(self._recorder, group.prefix, gradients)
 
 
-def emit_gradients(recorder: Any, prefix: str, found: dict[str, Any]) -> None:
+def emit_gradients(recorder: Any, prefix: str, gradients: dict[str, Any]) -> None:
     """Hand over the gradients of one module, as the next pass of it."""
     front = f"{prefix}parameters_grad"
     name = f"{front}.{recorder.engine.count(front)}"
     if recorder.wants(name):
-        recorder.engine.emit(Entry(name, found, boxed=True))
+        recorder.engine.emit(Entry(name, gradients, boxed=True))
 
 
 # Compiled kernels pay by the number of tensors too, not only by bytes: from then on they are loaded.
@@ -256,9 +256,9 @@ def with_total_norm(entry: Entry) -> Entry:
     Without parts of tensors that other ranks hold the rest of, it is that of all gradients; else only this rank's.
     """
     notes = entry.parts["output"]
-    if not isinstance(notes, list) or not all(isinstance(one, Note) for one in notes):
+    if not isinstance(notes, list) or not all(isinstance(note, Note) for note in notes):
         return entry
-    norms = [one.row.values.norm for one in notes if one.row is not None and one.row.values is not None]
+    norms = [note.row.values.norm for note in notes if note.row is not None and note.row.values is not None]
     total = sum(norm * norm for norm in norms if norm is not None) ** 0.5
     kind, dtype = (notes[0].type, notes[0].dtype) if notes else ("torch.Tensor", "torch.float32")
 
@@ -266,5 +266,5 @@ def with_total_norm(entry: Entry) -> Entry:
         four = dict.fromkeys(("Max", "Min", "Mean", "Norm"), norm)
         return Leaf({"type": kind, "dtype": dtype, "shape": [], **four})
 
-    before = [leaf(one) if isinstance(one, float) else one for one in entry.parts["input_args"]]
+    before = [leaf(norm) if isinstance(norm, float) else norm for norm in entry.parts["input_args"]]
     return Entry(entry.name, {"input_args": before, "output": [leaf(total)]})

@@ -60,14 +60,13 @@ def _run(words: list[str], as_module: bool) -> int:
     except Exception as error:
         # The traceback as Python prints it, from the script's own first line on.
         trace = error.__traceback__
-        while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        while trace is not None:
+            file = trace.tb_frame.f_code.co_filename
+            if file != __file__ and not file.startswith("<frozen runpy") and Path(file).name != "runpy.py":
+                break
             trace = trace.tb_next
         traceback.print_exception(type(error), error, trace)
         return 1
     finally:
         sys.argv, sys.path[:] = before
     return 0
-
-
-def _is_ours(file: str) -> bool:
-    return file == __file__ or file.startswith("<frozen runpy") or Path(file).name == "runpy.py"

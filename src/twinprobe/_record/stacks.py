@@ -65,21 +65,21 @@ class StackTable:
             part: Stack | None = stack
             while part is not None:
                 frames = [frame for frame in part.frames if not frame[0].co_filename.startswith(self._hidden)]
-                lines += [_frame_text(code, at) for code, at in frames]
+                lines += [_frame_text(code, instruction) for code, instruction in frames]
                 part = part.base
             texts.setdefault(tuple(lines or [_FAILED]), []).extend(stack.names)
         return {str(number): [names, list(lines)] for number, (lines, names) in enumerate(texts.items())}
 
 
-def _frame_text(code: CodeType, at: int) -> str:
-    key = (id(code), at)
-    known = _texts.get(key)
-    if known is None:
+def _frame_text(code: CodeType, instruction: int) -> str:
+    key = (id(code), instruction)
+    cached = _texts.get(key)
+    if cached is None:
         line = code.co_firstlineno
         for start, end, number in code.co_lines():
-            if start <= at < end and number is not None:
+            if start <= instruction < end and number is not None:
                 line = number
         source = linecache.getline(code.co_filename, line).strip()
         text = f"File {code.co_filename}, line {line}, in {code.co_name}, \n {source}"
-        known = _texts[key] = (code, text)
-    return known[1]
+        cached = _texts[key] = (code, text)
+    return cached[1]

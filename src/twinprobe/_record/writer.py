@@ -134,13 +134,14 @@ class DumpFolder:
             self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}", earlier)
 
     def flush(self) -> None:
-        """Hand what was added to the system, where it outlives this process."""
-        if self._sketches is not None:
-            self._sketches.stream.flush()
-        if self._summaries is not None:
-            self._summaries.flush()
-        if self._file is not None:
-            self._file.flush()
+        """Hand everything added so far to the system, where it outlives this process."""
+        for stream in self._streams:
+            stream.flush()
+
+    @property
+    def _streams(self) -> list[IO[bytes]]:
+        journal = None if self._sketches is None else self._sketches.stream
+        return [stream for stream in (journal, self._summaries, self._file) if stream is not None]
 
     def tensor(self, name: str, suffix: str, payload: Any, save: SaveTensor) -> str:
         """Write one tensor file and return its name inside the tensor folder."""
@@ -216,18 +217,10 @@ class DumpFolder:
 
     def abandon(self) -> None:
         """Close the file handles and leave what is there."""
-        if self._sketches is not None:
+        for stream in self._streams:
             with suppress(OSError):
-                self._sketches.stream.close()
-            self._sketches = None
-        if self._summaries is not None:
-            with suppress(OSError):
-                self._summaries.close()
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError:
-                self._file = None
+                stream.close()
+        self._sketches = None
 
     def file_name(self, name: str, suffix: str) -> str:
         """A file name that every file system takes and that no other tensor of this folder has."""
@@ -313,7 +306,7 @@ class Worker:
     """Runs jobs one after another on a daemon thread; ``drain`` waits for all of them.
 
     The jobs catch their own errors: a job that raises is a defect, and is handed to ``on_error``. A forked child has
-    neither the thread nor, perhaps, a lock that anyone will open again: there, nothing is done and nothing waits.
+    no writer thread, and its copy of the lock may stay locked for ever: there, jobs are dropped and nothing waits.
     """
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
@@ -398,7 +391,7 @@ def size_of(value: Any) -> int:
     return int(getattr(value, "nbytes", 0) or 0)
 
 
-# Trouble inside the recorder: said once per cause, kept in dump_error_info.log, never raised into the training.
+# Errors inside the recorder: logged once per cause, kept in dump_error_info.log, never raised into the training.
 
 logger = logging.getLogger("twinprobe.record")
 LOG_NAME = "dump_error_info.log"
@@ -432,18 +425,15 @@ class Problems:
         if count > 1:
             return
         try:
-            said, details = str(error), "".join(traceback.format_exception(error))
-        except Exception:  # an error of the user's own kind may fail to say what it is
-            said, details = "an error that cannot be shown", cause
-        logger.warning("error while %s (%s: %s); recording continues", doing, type(error).__name__, said)
-        self._keep(f"while {doing}: {details}\n")
-
-    def _keep(self, text: str) -> None:
+            text, details = str(error), "".join(traceback.format_exception(error))
+        except Exception:  # an error class of the program may fail to describe itself
+            text, details = "an error that cannot be shown", cause
+        logger.warning("error while %s (%s: %s); recording continues", doing, type(error).__name__, text)
         if self.folder is None:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / LOG_NAME).open("a", encoding="utf-8", errors="replace") as log:
-                log.write(text)
+                log.write(f"while {doing}: {details}\n")
         except OSError:
             self.folder = None  # the disk itself is the problem; the console has had the message

@@ -1,4 +1,4 @@
-"""A dump folder that another process writes: the training gives names and numbers, text and files are made over there.
+"""A dump folder that another process writes: the training sends names and numbers, that process makes text and files.
 
 A training that records one step after the other has a single interpreter lock for its own work and the writer thread's.
 So after a few steps the thread starts a process, and from then on only packs what was recorded and sends it. That
@@ -73,14 +73,14 @@ class WriterProcess:
 
     @property
     def ready(self) -> bool:
-        """Whether it has said that it is there."""
+        """Whether it has reported that it runs."""
         if not self._ready and not self.gone and select.select([self._from], [], [], 0)[0]:
             try:
                 self.pid = int(_unpack(self._receive()))
                 self._ready = True
             except WriterGone:
                 self.gone = True
-            self._process.wait()  # what was started has left the work to a process that is nobody's child
+            self._process.wait()  # the started process has forked the real one, which is nobody's child
         return self._ready and not self.gone
 
     def new_number(self) -> int:
@@ -101,12 +101,12 @@ class WriterProcess:
     def answer(self) -> Any:
         """The answer to a message that has one; raises the error that it reports."""
         try:
-            error, found = _unpack(self._receive())
+            error, result = _unpack(self._receive())
         except WriterGone:
             self.gone = True
             raise
         if error is None:
-            return found
+            return result
         number, text = error
         raise OSError(number, text) if number is not None else RuntimeError(f"in the writer process: {text}")
 
@@ -115,16 +115,16 @@ class WriterProcess:
         return self._read(length)
 
     def _read(self, size: int) -> bytes:
-        found = b""
-        while len(found) < size:
+        received = b""
+        while len(received) < size:
             try:
-                part = os.read(self._from, size - len(found))
+                part = os.read(self._from, size - len(received))
             except OSError as error:
                 raise WriterGone from error
             if not part:
                 raise WriterGone
-            found += part
-        return found
+            received += part
+        return received
 
     def stop(self) -> None:
         """Close the pipes: it ends by itself. In a forked child too, where it goes on for the parent."""
@@ -156,7 +156,7 @@ class RemoteFolder:
         self._renderer = renderer
         self._number = process.new_number()
         self._opened = False
-        self._sent: list[bytes] = []  # since the index was opened, for who takes over
+        self._sent: list[bytes] = []  # since the index was opened, in case this process has to take over
         self._own: Folders | None = None
 
     def open(self) -> None:
@@ -179,7 +179,9 @@ class RemoteFolder:
             self._tell("entries", batch)
         except _UNPACKABLE:
             code = "utf-8", "surrogatepass"
-            texts = [(one.name.encode(*code), renderer.entry(one).encode(*code), sketches_of(one)) for one in batch]
+            texts = [
+                (entry.name.encode(*code), renderer.entry(entry).encode(*code), sketches_of(entry)) for entry in batch
+            ]
             self._tell("texts", texts)
         self.entries += len(batch)
 
@@ -218,7 +220,7 @@ class RemoteFolder:
         return obey(self._own, _unpack(message))
 
     def _take_over(self) -> Any:
-        """Do again here what the other process was told since the index was opened; returns the last answer."""
+        """Repeat here all messages since the index was opened; returns the last answer."""
         self._own = {}
         final, part = self.path / f"{self._index}.json", self.path / f"{self._index}.json.part"
         messages = [_unpack(message) for message in self._sent]
@@ -236,13 +238,13 @@ class RemoteFolder:
 
 
 def obey(folders: Folders, message: list[Any]) -> Any:
-    """Do what a message says."""
+    """Carry out a message."""
     verb, number, *more = message
     if verb in {"open", "reopen"}:
         path, header, index, (summary_mode, precision, sketches) = more
-        known = folders.get(number)
+        opened = folders.get(number)
         place = Path(os.fsdecode(path))
-        folder = known[0] if known else DumpFolder(place, json.loads(header), index=index, sketches=sketches)
+        folder = opened[0] if opened else DumpFolder(place, json.loads(header), index=index, sketches=sketches)
         folders[number] = folder, Renderer(summary_mode=summary_mode, precision=precision)
         (folder.open if verb == "open" else folder.reopen)()
         return None
@@ -252,11 +254,11 @@ def obey(folders: Folders, message: list[Any]) -> Any:
             entry = Entry(name, {key: _thawed(part) for key, part in parts.items()}, bare, boxed)
             folder.add_entries([entry], renderer)
     elif verb == "texts":
-        for packed_name, text, found in more[0]:
+        for packed_name, text, sketches_found in more[0]:
             name = packed_name.decode("utf-8", "surrogatepass")
             folder.add(name, text.decode("utf-8", "surrogatepass"))
             if folder.sketches:
-                folder.add_sketches(name, found)
+                folder.add_sketches(name, sketches_found)
     elif verb == "flush":
         folder.flush()
     elif verb == "abandon":
@@ -271,7 +273,7 @@ _tags = [NOTE_TAG, LEAF_TAG]
 
 
 def _thawed(value: Any) -> Any:
-    """What was captured, as it was before it was packed."""
+    """A captured value as it was before it was packed."""
     if type(value) is list:
         if value and type(value[0]) is str:
             if value[0] == _tags[0]:
@@ -296,7 +298,7 @@ def _row(packed: list[Any] | None) -> Row | None:
 
 
 def serve(tags: list[str], parent: int) -> None:
-    """Read messages and do what they say, until the training's end of the pipe is closed and all has been read."""
+    """Read messages and carry them out, until the training's end of the pipe is closed and all has been read."""
     if os.fork():
         os._exit(0)  # the training has no child that it did not start: it may wait for all of them
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -319,17 +321,17 @@ def serve(tags: list[str], parent: int) -> None:
 
 def _serve_one(folders: Folders, failed: dict[int, list[Any]], message: list[Any]) -> None:
     verb, number = message[:2]
-    found = None
+    result = None
     if verb in {"open", "reopen"}:
         failed.pop(number, None)
     if number not in failed:
         try:
-            found = obey(folders, message)
+            result = obey(folders, message)
         except Exception as error:
             place = error.errno if isinstance(error, OSError) else None
             failed[number] = [place, error.strerror if isinstance(error, OSError) else repr(error)]
     if verb not in {"entries", "texts"}:
-        _answer(_pack([failed.get(number), found]))
+        _answer(_pack([failed.get(number), result]))
     if verb in {"close", "abandon"} and len(folders) > _KEPT:
         folders.pop(next(iter(folders)))
 
@@ -339,14 +341,14 @@ _KEPT = 4  # a step may be started again, but not long after
 
 
 def _answer(message: bytes) -> None:
-    with suppress(OSError):  # nobody listens any more: what was sent is still written
+    with suppress(OSError):  # the training is gone: what it sent is still written
         os.write(1, _LENGTH.pack(len(message)) + message)
 
 
 def _read_all(size: int, parent: int) -> bytes | None:
-    """So many bytes of what was sent; None where there will be no more."""
-    found = bytearray()
-    while len(found) < size:
+    """The next ``size`` bytes; None at the end of the stream."""
+    received = bytearray()
+    while len(received) < size:
         if not select.select([0], [], [], _LOOK)[0]:
             try:
                 os.kill(parent, 0)
@@ -355,15 +357,15 @@ def _read_all(size: int, parent: int) -> bytes | None:
             except OSError:
                 pass
             continue
-        part = os.read(0, min(size - len(found), 1 << 20))
+        part = os.read(0, min(size - len(received), 1 << 20))
         if not part:
             return None
-        found += part
-    return bytes(found)
+        received += part
+    return bytes(received)
 
 
 def start_writer_process(on_error: Callable[[str, BaseException], None]) -> WriterProcess | None:
-    """Start one; None where the system does not let us."""
+    """Start one; None where the system does not allow it."""
     if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
         return None
     try:

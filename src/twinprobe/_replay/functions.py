@@ -55,12 +55,12 @@ def allowed() -> dict[str, Function]:
     import torch
     from torch.overrides import get_overridable_functions
 
-    known = get_overridable_functions()
+    overridable = get_overridable_functions()
     spaces: list[tuple[str, str, Any]] = [
         ("Functional", "", torch.nn.functional), ("Torch", "", torch), ("Tensor", "", torch.Tensor),
         ("Torch", "linalg.", torch.linalg), ("Torch", "fft.", torch.fft), ("Torch", "special.", torch.special),
     ]  # fmt: skip
-    functions = {id(function) for listed in known.values() for function in listed}
+    functions = {id(function) for listed in overridable.values() for function in listed}
     table: dict[str, Function] = {}
     for kind, front, space in spaces:
         for name in dir(space):
@@ -95,7 +95,7 @@ def with_slots(bound: Bound, arriving: list[Any], change: Callable[[Slot], Slot]
 
 
 def bind(call: Call) -> list[Bound]:
-    """The ways in which a recorded call can be made again, the likeliest first. CannotReplay where there is none."""
+    """The ways in which a recorded call can be repeated, the likeliest first. CannotReplay where there is none."""
     op = call.op
     if any(leaf is UNKNOWN for leaf in leaves_in((call.args, call.kwargs))):
         # ``x.to(torch.float32)``: recorders leave the dtype out; it is that of the output.
@@ -333,7 +333,7 @@ _TRANSLATIONS: dict[str, Callable[[str, list[Any], dict[str, Any]], _Translated]
 def run_bound(
     bound: Bound, arriving: Sequence[Any], *, reference: bool, device: str = "cpu", seed: int = 0, room: int = ROOM
 ) -> tuple[list[Any], list[Any]]:
-    """The tensors that a call gives, and the gradients of its floating-point inputs (none without ``arriving``).
+    """The results of a call, and the gradients of its floating-point inputs (none without ``arriving``).
 
     The gradient of an input that needs none is None.
     """
@@ -347,8 +347,8 @@ def run_bound(
             tensor = _wide(leaf.value) if reference else leaf.value
             if not (backward and (tensor.is_floating_point() or tensor.is_complex())):
                 return tensor.to(device, copy=True)
-            known = leaves.setdefault(id(leaf), tensor.to(device, copy=True).requires_grad_(leaf.requires_grad))
-            return known.clone()  # a call may write into its input
+            own = leaves.setdefault(id(leaf), tensor.to(device, copy=True).requires_grad_(leaf.requires_grad))
+            return own.clone()  # a call may write into its input
         return _word(leaf, device, reference=reference) if isinstance(leaf, Word) else leaf
 
     args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
@@ -368,8 +368,8 @@ def run_bound(
                 wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
                 if ends and wanted:
                     outputs = [value for value, _ in ends]
-                    found = iter(torch.autograd.grad(outputs, wanted, came, allow_unused=True))
-                    gradients = [next(found) if leaf.requires_grad else None for leaf in leaves.values()]
+                    grads = iter(torch.autograd.grad(outputs, wanted, came, allow_unused=True))
+                    gradients = [next(grads) if leaf.requires_grad else None for leaf in leaves.values()]
             made = [value.detach().cpu() for value in made]
             return made, [None if value is None else value.detach().cpu() for value in gradients]
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, AttributeError) as error:

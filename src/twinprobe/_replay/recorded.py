@@ -1,4 +1,4 @@
-"""A recorded call read back: its arguments, results and gradients, from a dump that nobody trusts.
+"""A recorded call read back: its arguments, results and gradients, from an untrusted dump.
 
 A plain value counts only if it is of one of the types that recorders write. A tensor is read by the reader that never
 runs pickled code, and only once its declared shape, and that of all others, fits into the room that is left.
@@ -33,7 +33,7 @@ class CannotReplay(Exception):
 
 @dataclass
 class Slot:
-    """A tensor of a recorded call: what the dump says of it. ``file`` is None where it was not kept."""
+    """A tensor of a recorded call: as the dump describes it. ``file`` is None where it was not kept."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -68,12 +68,12 @@ class Call:
     arriving: list[Any] = field(default_factory=list)
     """The gradients of its outputs, as they came in."""
     leaving: list[Any] = field(default_factory=list)
-    """The gradients of its differentiable inputs, as it gave them."""
+    """The gradients of its differentiable inputs, as it returned them."""
     problem: str = ""
     """Why its entry in the dump cannot be understood."""
 
     def slots(self) -> Iterator[Slot]:
-        """Every tensor that it took or gave."""
+        """Every tensor among its inputs and outputs."""
         return slots_in((self.args, self.kwargs, self.parameters, self.outputs, self.arriving, self.leaving))
 
     def load(self, room: int = ROOM) -> None:

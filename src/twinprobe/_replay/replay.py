@@ -64,7 +64,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value that the call gave: an output, or the gradient of an input."""
+    """One result of the call: an output, or the gradient of an input."""
 
     name: str
     dtype: str
@@ -216,14 +216,14 @@ class SideReplay:
                 trouble = trouble or str(error)
                 continue
             pairs = enumerate(zip(self.recorded, made[0], strict=True))
-            off = max(_error(value, one, self.expected.get(f"output.{index}", np.nan)).times
-                      for index, (value, one) in pairs if _is_float(value))  # fmt: skip
+            off = max(_error(value, result, self.expected.get(f"output.{index}", np.nan)).times
+                      for index, (value, result) in pairs if _is_float(value))  # fmt: skip
             tried.append((off, index, made))
             if off <= SUSPICIOUS:
                 break
         if not tried:
             raise CannotReplay(trouble)
-        off, index, made = min(tried, key=lambda one: one[0])
+        off, index, made = min(tried, key=lambda result: result[0])
         if way is None and len(ways) > 1 and self.call.op.is_module and off > SUSPICIOUS:
             cls = self.call.op.cls
             raise CannotReplay(f"{cls}: what it was constructed with is not recorded, and no usual value fits")
@@ -301,19 +301,19 @@ def _join_equal(call: Call) -> None:
     """``x * x`` has one gradient: equal inputs become one and the same."""
     import torch
 
-    known: list[Slot] = []
+    distinct: list[Slot] = []
 
     def joined(leaf: Any) -> Any:
         if not isinstance(leaf, Slot) or not _is_float(leaf.value):
             return leaf
         alike = [
             slot
-            for slot in known
+            for slot in distinct
             if (slot.shape, slot.dtype, slot.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
         ]
         equal = next((slot for slot in alike if torch.equal(slot.value, leaf.value)), None)
         if equal is None:
-            known.append(leaf)
+            distinct.append(leaf)
         return equal or leaf
 
     call.args, call.kwargs = mapped(call.args, joined), mapped(call.kwargs, joined)
@@ -327,11 +327,11 @@ def _error(recorded: Any, reference: Any, expected: float, *runs: Any, moved: An
     here = others[0] if others else None
     expected = expected if isfinite(expected) else 4 * ROUNDING * epsilon
     measured = [here, None if moved is None else distance(moved, reference)]
-    known = [found for found in measured if found is not None and isfinite(found[0])]
-    may = max([expected * norm, *(found[0] for found in known)])
-    may_row = max([_WORST_ROW * expected * norm / rows**0.5, *(found[1] for found in known)])
+    noise = [distances for distances in measured if distances is not None and isfinite(distances[0])]
+    may = max([expected * norm, *(distances[0] for distances in noise)])
+    may_row = max([_WORST_ROW * expected * norm / rows**0.5, *(distances[1] for distances in noise)])
     times = max(_ratio(whole, may), _ratio(worst, _WORST_ROW * may_row) if rows > 1 else 0.0)
-    eps = [_ratio(found[0], norm * epsilon) if found else float("nan") for found in others]
+    eps = [_ratio(distances[0], norm * epsilon) if distances else float("nan") for distances in others]
     relative = _ratio(whole, norm)
     devices = {str(index): value for index, value in enumerate(eps[1:])}
     here_eps = eps[0] if eps else float("nan")
@@ -407,7 +407,7 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def _value_rows(flow: Flow, tensor: NDArray[np.bool_]) -> dict[str, list[int]]:
-    """By call: the rows of the tensors that it gave; of a backward call also those of inputs without a gradient."""
+    """By call: the rows of its output tensors; of a backward call also those of inputs without a gradient."""
     rows: dict[str, list[int]] = {}
     for row in np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist():
         op = flow.ops[int(flow.of_row[row])]
@@ -450,15 +450,15 @@ def isolate(
     rows = _value_rows(flow, bools(evidence.pairs["t_kind"] == TENSOR))
     reasons: dict[str, int] = {}
     done = 0
-    for name, other in suspects:
+    for name, golden_name in suspects:
         if time.monotonic() > until:
             break
         done += 1
-        own, golden_own = calls[0].pop(name, None), calls[1].pop(other, None)  # their tensors go with them
+        own, golden_own = calls[0].pop(name, None), calls[1].pop(golden_name, None)  # their tensors go with them
         if own is None or golden_own is None:
             continue
         alike = _plain_parts(own) == _plain_parts(golden_own)  # gelu and silu may both be right, and yet differ
-        result = replay_pair(own, golden_own, room=room, expected=(expected[0][name], expected[1][other]))
+        result = replay_pair(own, golden_own, room=room, expected=(expected[0][name], expected[1][golden_name]))
         for reason in dict.fromkeys(result.reasons.values()) if not result.values else ():
             reasons[reason] = reasons.get(reason, 0) + 1
         for value in result.values:
@@ -484,10 +484,10 @@ def _plain_parts(call: Call) -> tuple[Any, ...]:
 def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow: Flow) -> list[tuple[str, str]]:
     """The names of innermost calls whose results, or gradients, differ: in both runs, the most suspicious first."""
     assert judged.noise is not None
-    other = evidence.pairs["g_op"].fill_null(-1).to_numpy()
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0) & (other >= 0)
+    golden_op = evidence.pairs["g_op"].fill_null(-1).to_numpy()
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0) & (golden_op >= 0)
     outputs &= bools(evidence.pairs["t_kind"] == TENSOR)
-    counterpart = dict(zip(flow.of_row[outputs].tolist(), other[outputs].tolist(), strict=True))
+    counterpart = dict(zip(flow.of_row[outputs].tolist(), golden_op[outputs].tolist(), strict=True))
     times = np.nan_to_num(judged.noise.times, nan=0.0)
     suspicion = {beginning.call: np.inf for beginning in judged.beginnings}
     suspects: dict[int, float] = {}
@@ -501,17 +501,17 @@ def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow
 
 
 def _pass_outwards(isolated: Isolated, flow: Flow) -> None:
-    """A module that gives what the last call inside it gave is as guilty as that call."""
+    """A module that returns the result of the last call inside it is as guilty as that call."""
     columns = (isolated.target_eps, isolated.target_times, isolated.golden_eps, isolated.golden_times)
     replayed = ~np.isnan(isolated.target_times) | ~np.isnan(isolated.golden_times)
-    known: dict[tuple[int, int], int] = {}
+    replayed_row: dict[tuple[int, int], int] = {}
     outputs = np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist()
     for row in sorted(outputs, key=lambda row: int(flow.of_row[row])):  # inner calls come before those around them
         call, mark = int(flow.of_row[row]), int(flow.mark[row])
-        inner = known.get((call, mark))
+        inner = replayed_row.get((call, mark))
         if not replayed[row] and inner is not None:
             replayed[row] = True
             for values in columns:
                 values[row] = values[inner]
         if replayed[row]:
-            known[int(flow.parent[call]), mark] = row
+            replayed_row[int(flow.parent[call]), mark] = row

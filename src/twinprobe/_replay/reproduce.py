@@ -79,7 +79,7 @@ class _Case:
         return made[int(self.backward)][self.index]
 
     def sliced(self, cuts: dict[int, int], axis: int, begin: int, end: int) -> _Case:
-        """The case with only a part of an axis: ``cuts`` says which axis of which input it is, by ids."""
+        """The case with only a part of an axis: ``cuts`` maps the ids of inputs to the axis that is cut."""
 
         def cut(slot: Slot) -> Slot:
             if id(slot) not in cuts:
@@ -183,8 +183,8 @@ def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
         places.sort(key=lambda dimension, likely=likely: dimension not in likely)  # type: ignore[misc]
         choices.append([*((id(slot), dimension) for dimension in places), None])
     half = max(size // 2, 1)
-    for way in islice(product(*choices), _MOST_WAYS):
-        cuts = dict(place for place in way if place is not None)
+    for choice in islice(product(*choices), _MOST_WAYS):
+        cuts = dict(place for place in choice if place is not None)
         if not cuts:
             continue
         try:
@@ -271,18 +271,18 @@ sys.exit(not here <= LIMIT)
 def _script(case: _Case, names: list[tuple[Slot, str]], replayed: Replay, who: str, call: Call) -> str:
     import torch
 
-    known = {id(slot): name for slot, name in names}
+    name_of = {id(slot): name for slot, name in names}
     came_in = {id(slot) for slot in slots_in(case.arriving)}
     leaves = [slot for slot in case.slots() if slot.requires_grad and id(slot) not in came_in]
     lines = []
     local: dict[int, str] = {}
     if case.backward:
-        lines.append("leaves = [" + ", ".join(f'x("{known[id(slot)]}").requires_grad_()' for slot in leaves) + "]")
+        lines.append("leaves = [" + ", ".join(f'x("{name_of[id(slot)]}").requires_grad_()' for slot in leaves) + "]")
         local = {id(slot): f"leaves[{number}].clone()" for number, slot in enumerate(leaves)}
 
     def text(value: Any) -> str:
         if isinstance(value, Slot):
-            return local.get(id(value)) or f'x("{known[id(value)]}")'
+            return local.get(id(value)) or f'x("{name_of[id(value)]}")'
         return _literal(value, text)
 
     args = [text(value) for value in case.bound.args]
@@ -295,7 +295,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], replayed: Replay, who: s
     if case.backward:
         ends = [(path, slot) for path, slot in zip(paths, case.arriving, strict=False) if isinstance(slot, Slot)]
         made = [f"made{path}" for path, _ in ends]
-        came = [f'x("{known[id(slot)]}").to(made{path}.dtype)' for path, slot in ends]
+        came = [f'x("{name_of[id(slot)]}").to(made{path}.dtype)' for path, slot in ends]
         lines.append(f"made = {written}")
         lines.append(
             f"grads = torch.autograd.grad([{', '.join(made)}], leaves, [{', '.join(came)}], allow_unused=True)"
@@ -381,10 +381,13 @@ def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, wo
     lines += [f"- settings: {_plain(', '.join(f'{key}={value}' for key, value in flags.items()))}"] if flags else []
     arrays = [tensor.detach().double().numpy() for tensor in (case.recorded, reference) if not tensor.is_complex()]
     if len(arrays) == 2:
-        # Noise is no kind, and its size would be told in epsilons of float64.
+        # Noise is no kind, and its size would be given in epsilons of float64.
         found_kinds = tensor_kinds(*arrays, expected=case.may_eps * case.epsilon)
-        kinds = [one for one in found_kinds if one.name != "noise"]
-        lines += [f"- kind of difference: {_plain(one.sentence.replace('golden', 'float64'))}" for one in kinds[:2]]
+        kinds = [kind_found for kind_found in found_kinds if kind_found.name != "noise"]
+        lines += [
+            f"- kind of difference: {_plain(kind_found.sentence.replace('golden', 'float64'))}"
+            for kind_found in kinds[:2]
+        ]
     lines += ["", "| tensor | dtype | shape | min | max |", "| --- | --- | --- | --- | --- |"]
     for slot, name in [*names, (Slot(tuple(case.recorded.shape), kind, None, False, case.recorded), "recorded")]:
         value = slot.value

@@ -17,7 +17,7 @@ from twinprobe._runs.table import OUTPUT, TENSOR
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import BadInput, did_you_mean
 
-Recorded = list[list[torch.Tensor]]  # the tensors that each call of a module gave
+Recorded = list[list[torch.Tensor]]  # the outputs of each call of a module
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _computing(golden: torch.nn.Module, dtype: torch.dtype | None) -> Any:
 
 
 def _giving(path: str, own: Any, recorded: Recorded) -> Any:
-    """The module's own call, with recorded values in place of those that it gives."""
+    """The module's own call, with recorded values in place of its outputs."""
     calls = 0
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The element types of tensors: one table of their names, storage and precision, whoever spells them."""
+"""The element types of tensors: one table of their names, storage and precision in all frameworks and formats."""
 
 from __future__ import annotations
 

@@ -65,14 +65,13 @@ def batches_of(path: Path, members: Bytes) -> Iterator[Batch]:
 def _batches_up_to_damage(
     path: Path, blocks: Iterator[Bytes], entries: Entries, error: Exception | None
 ) -> Iterator[Batch]:
-    """The entries as far as they are whole; what is wrong with the rest becomes a note.
-
-    The blocks go on to the end of the file, and so hold the two braces that should stand there.
-    """
+    """The entries as far as they are whole; damage to the rest becomes a note. Blocks reach to the end of the file."""
     waiting = b""
     for piece, _ in _pieces_of(path, blocks):
         waiting += piece
-        batch = batch_of(path, b"".join((b"{", waiting, b"}"))) or batch_of(path, b"{" + _without_end(waiting))
+        # The last piece has the two braces that end the file: one of them ends the entries.
+        last = b"{" + waiting.rstrip().removesuffix(b"}")
+        batch = batch_of(path, b"".join((b"{", waiting, b"}"))) or batch_of(path, last)
         if batch is not None:
             yield batch
             waiting = b""
@@ -103,24 +102,20 @@ def _ends_early(text: str) -> bool:
 
 
 def batch_of(path: Path, text: bytes) -> Batch | None:
-    """The members of one JSON object; None where it is none. BadInput where it holds out of all proportion."""
+    """The members of one JSON object; None for other text. BadInput where it holds too many values for its size."""
     if len(text) > _USUAL:
         check_values(path, text)
-    entries = _strict_entries(text) or _strict_entries(quote_specials(text), known=text)
+    entries = _strict_entries(text)
+    if entries is None and (quoted := quote_specials(text)) is not text:
+        entries = _strict_entries(quoted)
     if entries is not None:
         return True, entries, len(text)
-    check_values(path, text)
-    try:
-        members = loads(text.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError):
-        return None
-    return (False, members, len(text)) if isinstance(members, dict) else None
+    members = _object(path, text)
+    return None if members is None else (False, members, len(text))
 
 
-def _strict_entries(text: bytes | bytearray, known: bytes | None = None) -> dict[str, Any] | None:
-    """The members as JSON; None where this is no JSON object, or the text that is known to be none."""
-    if text is known:
-        return None
+def _strict_entries(text: bytes | bytearray) -> dict[str, Any] | None:
+    """The members as JSON; None where this is no JSON object."""
     try:
         return _decode_entries(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -179,16 +174,10 @@ def _pieces_of(path: Path, blocks: Iterator[Bytes]) -> Iterator[tuple[memoryview
     return pieces_of(blocks, _CUT, lambda held: check_values(path, held) if len(held) > LONGEST else None)
 
 
-def _without_end(piece: bytes) -> bytes:
-    """The last piece with one of the two braces that end the file."""
-    stripped = piece.rstrip()
-    return stripped[:-1] if stripped.endswith(b"}") else stripped
-
-
 _HEADER_KEYS = ("task", "level", "framework", "dump_data_dir")
 _EXPECTED = 'expected an object with "task", "level", "framework" and "data"'
 _DATA = re.compile(rb'"data"\s*:\s*\{')
-# Who sorts the keys of a file puts the header behind the data.
+# A writer that sorts its keys puts the header behind the data.
 _HEADER_BEHIND = re.compile(rb'\}\s*\}\s*(,\s*(?="(?:task|level|framework|dump_data_dir)"\s*:))')
 _BEHIND = 1 << 16
 # Up to here a file is read as a whole.
@@ -208,37 +197,33 @@ class Document(msgspec.Struct):
 
 
 class Entries:
-    """What was read: the header's words and the entries, to be walked once."""
+    """The header of a dump and its entries, to be iterated over once."""
 
     def __init__(self, header: dict[str, Any], size: int, batches: Iterator[Batch]) -> None:
         self.header = header
         self.size = size
-        """The bytes of the file, by which what is made of it is bounded."""
+        """Bytes of the file, which bound the memory that its entries may take."""
         self.notes: list[str] = []
-        """What is known of its damage, when all entries have been walked."""
+        """Damage to the file, complete once all entries have been read."""
         self.raw = True
         """Whether the entry that was given last is still JSON."""
         self.count = 0
         self.last = ""
         self.place = 0
         """How many bytes of the file the entries up to this one take."""
-        self._batches = batches
+        self.batches = batches
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for raw, entries, length in self._batches:
+        for raw, entries, length in self.batches:
             self.raw = raw
             self.place += length
             self.count += len(entries)
             self.last = next(reversed(entries), self.last)
             yield from entries.items()
 
-    def walk(self, batches: Iterator[Batch]) -> None:
-        """Give the entries, where finding them needs to know of this."""
-        self._batches = batches
-
 
 def read_entries(path: Path) -> Entries:
-    """Read dump.json, debug.json or a dump.json.part; raise BadInput for anything that is none of them."""
+    """Read dump.json, debug.json or a dump.json.part; raise BadInput for anything else."""
     file = FileBlocks(path)
     if path.suffix == ".part":
         return _read_lines(path, file)
@@ -304,7 +289,7 @@ def _by_pieces(path: Path, file: FileBlocks, error: Exception | None = None) -> 
     stop, behind = _header_behind(path, file)
     entries = Entries(_header(path, header | behind), file.size, iter(()))
     blocks = chain(file.blocks(begin.end(), stop), (b"}",) if behind else ())
-    entries.walk(_batches_up_to_damage(path, blocks, entries, error))
+    entries.batches = _batches_up_to_damage(path, blocks, entries, error)
     return entries
 
 
@@ -349,25 +334,21 @@ def _read_lines(path: Path, file: FileBlocks) -> Entries:
         if header is None:
             raise BadInput(f"is not a dump: line {number} is not a JSON object", where=path)
         entries = Entries(_header(path, header), file.size, iter(()))
-        entries.walk(_line_batches(path, lines, entries))
+        entries.batches = _line_batches(path, lines, entries)
         return entries
     raise BadInput("is empty", where=path)
 
 
 def _line_batches(path: Path, lines: Iterator[tuple[int, bytes]], entries: Entries) -> Iterator[Batch]:
-    broken = ""
+    entries.notes.append("")
     for number, line in lines:
         batch = batch_of(path, line)
-        if batch is not None:
-            yield batch
-            continue
-        last = next(lines, None) is None
-        whole = "the last line is half written" if last else f"line {number} is damaged"
-        broken = f"{path}: {whole}; {entries.count} whole entries were read"
-        break
-    entries.notes.append(f"{path}: the recorder did not finish; {entries.count} whole entries are there")
-    if broken:
-        entries.notes.append(broken)
+        if batch is None:
+            damage = "the last line is half written" if next(lines, None) is None else f"line {number} is damaged"
+            entries.notes.append(f"{path}: {damage}; {entries.count} whole entries were read")
+            break
+        yield batch
+    entries.notes[0] = f"{path}: the recorder did not finish; {entries.count} whole entries are there"
 
 
 # construct.json: which module call encloses a call, and in which round of a step it ran.
@@ -385,29 +366,29 @@ _UNUSABLE = (OSError, BadInput, msgspec.DecodeError, RecursionError, ValueError,
 def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
     """Read construct.json in both value forms. A file that cannot be used is a note, not an error."""
     parents: dict[str, str | None] = {}
-    known: dict[str, str] = {}  # a parent is that of many calls
+    shared: dict[str, str] = {}  # a parent is that of many calls
     try:
         file = FileBlocks(path)
         budget = Budget(file.size)
         for members in members_of(file, _parent_decoder, _PARENT_CUT, budget):
             members.pop(_MICRO_STEPS, None)
             budget.take(members, ENTRY)
-            before = len(known)
-            parents.update(_parents(members, known))
-            budget.take(list(islice(known, before, None)), ENTRY)
+            before = len(shared)
+            parents.update(_parents(members, shared))
+            budget.take(list(islice(shared, before, None)), ENTRY)
         return parents, None
     except _UNUSABLE as error:
         return {}, _note(path, "no hierarchy is known", error)
 
 
 def _note(path: Path, loss: str, error: Exception) -> str | None:
-    """What is lost with a file that cannot be used; None where there is no such file."""
+    """The note on a file that cannot be used, and what is lost with it; None where it does not exist."""
     reason = error.what if isinstance(error, BadInput) else error
     missing = isinstance(error.__cause__, FileNotFoundError)
     return None if missing else f"{path}: {loss}, the file cannot be used: {reason}"
 
 
-def _parents(members: dict[str, Any], known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+def _parents(members: dict[str, Any], shared: dict[str, str]) -> Iterator[tuple[str, str | None]]:
     for name, value in members.items():
         if len(name) > LONGEST_NAME:
             raise ValueError(f"a name has more than {LONGEST_NAME} characters")
@@ -415,7 +396,7 @@ def _parents(members: dict[str, Any], known: dict[str, str]) -> Iterator[tuple[s
         if parent is None:
             yield name, None
         elif isinstance(parent, str):
-            yield name, known.setdefault(parent, parent)
+            yield name, shared.setdefault(parent, parent)
         else:
             raise ValueError("a parent must be a name or null")
 

@@ -213,7 +213,7 @@ MAX_DEPTH = 410
 
 
 def loads(text: str) -> Any:
-    """Decode a document; ValueError or RecursionError where it is none."""
+    """Decode a document; ValueError or RecursionError where it is no JSON."""
     document = json.loads(text)
     return without_surrogates(document) if "\\u" in text or not text.isascii() else document
 

@@ -14,7 +14,7 @@ from twinprobe._runs.table import TENSOR, Leaf, Stat
 from twinprobe._runs.whole_files import csv_rows, scan
 from twinprobe.errors import BadInput
 
-# Names of kernels in a static graph's dump: what a file name says, and the list that stands in for long ones.
+# Names of kernels in a static graph's dump: the fields of a file name, and the list of names that were too long.
 
 MAPPING = "mapping.csv"
 LARGEST_MAPPING = 256 << 20
@@ -44,9 +44,7 @@ class KernelName:
 
 def parse_kernel_name(name: str) -> KernelName | None:
     """Take ``type.op.task.stream.time.output.0.format.dtype.npy`` apart; None for any other name."""
-    if len(name) > _LONGEST_NAME:
-        return None
-    match = _NAME.fullmatch(name.removesuffix(".npy"))
+    match = _NAME.fullmatch(name.removesuffix(".npy")) if len(name) <= _LONGEST_NAME else None
     if match is None:
         return None
     time = int(match["time"].partition(".")[0])
@@ -195,9 +193,9 @@ def read_kernels(root: Path, folders: list[KernelFolder]) -> tuple[str, list[Ker
     notes: list[str] = []
     kinds = {folder.path: _kind(folder.path) for folder in folders}
     first, kind = next(iter(kinds.items()))
-    for path, other in kinds.items():
-        if other != kind:
-            raise BadInput(f"holds {other}, but {first} holds {kind}", where=path)
+    for path, own in kinds.items():
+        if own != kind:
+            raise BadInput(f"holds {own}, but {first} holds {kind}", where=path)
     rows: list[KernelRow] = []
     for folder in folders:
         if kind == NPY:
@@ -240,7 +238,7 @@ def _npy_rows(root: Path, folder: KernelFolder, notes: list[str]) -> Iterator[Ke
 
 
 def _walk(root: Path) -> Iterator[KernelFolder]:
-    """Every folder whose path says rank and step and that holds dumped files. Links are not followed."""
+    """Every folder with dumped files whose path names a rank and a step. Links are not followed."""
     waiting = [(root.absolute(), 0)]
     while waiting:
         path, depth = waiting.pop()

@@ -20,7 +20,7 @@ TOTAL_NORM = f"{OPTIMIZER}total_norm."
 FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"
 FUNCTION_OF_ROW = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
 MODULE_OF_ROW = rf"^(.*?)\.(?:{FORWARD}|{GRADIENTS})\."
-# Nobody gives longer names to a call.
+# No recorder writes longer names.
 LONGEST_NAME = 1 << 16
 # No recorder counts further, and Python converts no endless row of digits.
 _MOST_DIGITS = 18

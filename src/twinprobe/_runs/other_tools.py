@@ -29,8 +29,8 @@ _LONGEST_LINE, _DEEPEST = 1 << 16, 200
 # A call and a value are a row each, some 200 bytes. Real files have more than thirty for each.
 _VALUES, _BYTES_PER_VALUE = 1 << 16, 24
 _TEXTS = frozenset({".txt", ".log"})
-# What the beginning of a file says about who wrote it. No pattern here may take longer than the text is long: each has
-# one place to begin in a line, or a fixed width.
+# Patterns that show, at the beginning of a file, which tool wrote it. None may take more than linear time: each has one
+# place to begin in a line, or a fixed width.
 _SIGNS = {
     "debugger": re.compile(rb'^\s*\{\s*"module_path"\s*:'),
     "polygraphy": re.compile(rb'^\s*\{\s*"(lst|polygraphy_class)"\s*:'),
@@ -47,7 +47,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def read_foreign(path: Path) -> Content:
-    """What lies there."""
+    """Read such data as the content of a run."""
     if is_weights(path):
         return open_weights(path)
     if is_arrays(path):

@@ -58,7 +58,7 @@ class Run:
     """The run as its file has it, where calls were left out or renamed: its values have the same names."""
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """What changes the rounding of results, as far as the recorder wrote it down: ``tf32_matmul``, ``threads``, ..."""
-    # What was found where no recorder of ours wrote: a checkpoint, arrays, another tool's dump.
+    # Of data that no recorder of TwinProbe wrote: a checkpoint, arrays, another tool's dump.
     content: Content | None = field(default=None, kw_only=True)
     arrangement: str = field(default="", kw_only=True)
     """How its ranks are laid out, where it is made of the runs of several."""
@@ -191,7 +191,6 @@ def _open_foreign(path: Path) -> Run:
         content = read_foreign(path)
     except DamagedTensor as error:
         raise BadInput(error.what, where=error.where or path, hint=error.hint) from error
-    assert content is not None  # find_run has looked
     facts = content.task, content.level, content.framework
     return Run(path, *facts, content.ops, content.table, content.notes, content=content)
 
@@ -256,8 +255,8 @@ class RunFolder:
     def files(self) -> list[Path]:
         """dump.json and debug.json of this rank, or the unfinished form where only that exists."""
         kinds = ((DUMP, PART), (DEBUG, DEBUG_PART))
-        found = (next((self.path / name for name in names if (self.path / name).is_file()), None) for names in kinds)
-        return [path for path in found if path is not None]
+        paths = (next((self.path / name for name in names if (self.path / name).is_file()), None) for names in kinds)
+        return [path for path in paths if path is not None]
 
 
 def run_folders(root: Path) -> list[RunFolder]:
@@ -380,7 +379,7 @@ def unchanged(*runs: Path) -> Iterator[None]:
 
 
 def _of_marks(marks: dict[str, str], names: list[str]) -> str:
-    """What a storage says about these files stands for their content: checksums, or times where it has none."""
+    """A fingerprint of what a storage reports about these files: checksums, or times where it has none."""
     return hashlib.sha256(repr([(name, marks.get(name)) for name in names]).encode()).hexdigest()
 
 
@@ -411,7 +410,7 @@ def _sampled(path: Path) -> bytes:
     return size.to_bytes(8, "little") + digest.digest()
 
 
-# A run that another process of ours has read, handed over without reading it again.
+# A run that one process has read, handed over to another without reading it again.
 
 
 def hand_over(run: Run, file: IO[bytes]) -> None:

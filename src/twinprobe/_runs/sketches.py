@@ -1,4 +1,4 @@
-"""Sketches of tensors as they lie in a file: written beside a dump, or alone for whoever wants to compare by mail.
+"""Sketches of tensors as they lie in a file: written beside a dump, or alone, to be sent and compared elsewhere.
 
 docs/formats.md describes the bytes, what the numbers mean and the hash, so that other tools can write them.
 """
@@ -71,10 +71,10 @@ class Sketches:
             wanted = np.where(np.isnan(wanted), -1, wanted)
         wanted = wanted.astype(np.int64)
         places = np.where(wanted >= 0, self.index[np.maximum(wanted, 0)], -1)
-        found = np.zeros(len(places), ROW)
-        there = places >= 0
-        found[there] = self.rows[places[there]]
-        return found
+        sketches = np.zeros(len(places), ROW)
+        present = places >= 0
+        sketches[present] = self.rows[places[present]]
+        return sketches
 
 
 class SketchFile:
@@ -128,7 +128,7 @@ class SketchJournal:
             self.add((-1 - int(place), None if place == NO_ROW else rows[place].tobytes()) for place in index)
 
     def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
-        """As SketchFile has it."""
+        """As ``SketchFile.add``."""
         for number, sketch in sketches:
             place = NO_ROW if sketch is None else self._places.get(number)
             if place is not None:
@@ -170,45 +170,45 @@ def _read_journal(path: Path, data: bytes) -> tuple[Rows, NDArray[np.uint32]]:
 
 
 def read_file(path: Path) -> tuple[Rows, NDArray[np.uint32], bytes]:
-    """The rows, which tensor has which, and the document; BadInput for what is none of ours or was changed."""
+    """The rows, which tensor has which, and the document; BadInput for any other file, or one that was changed."""
     file = FileBlocks(path)
     head = file.range(0, _HEADER.size)
     if len(head) < _HEADER.size or not head.startswith((MAGIC, JOURNAL)):
         raise BadInput("is not a file of sketches", where=path)
     _, version, width, name, count, tensors, length, reserved = _HEADER.unpack(head)
-    known = (VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), 0)
-    if (version, width, name, reserved) != known:
+    supported = (VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), 0)
+    if (version, width, name, reserved) != supported:
         shown = name.rstrip(b"\0").decode("ascii", "replace")
         raise BadInput(
             f"version {version} with the hash {shown!r} and rows of {width} bytes is not known",
             where=f"{path}: header", hint=f"this TwinProbe reads version {VERSION} with {HASH.decode()!r}",
         )  # fmt: skip
+    document = b""
     if head.startswith(JOURNAL):
         rows, index = _read_journal(path, file.range(0, file.size))
-        for start in range(0, len(rows), _CHECKED):
-            _check(path, rows[start : start + _CHECKED], start)
-        return rows, index, b""
-    expected = _HEADER.size + count * ROW.itemsize + tensors * 4 + length
-    if expected != file.size:
-        raise BadInput(
-            f"holds {file.size} bytes, {expected} are expected for {count} rows, {tensors} tensors and a document of "
-            f"{length} bytes", where=f"{path}: header", hint="it was not written completely, or was changed",
-        )  # fmt: skip
-    index_at, document_at = file.size - length - tensors * 4, file.size - length
-    rows = np.frombuffer(file.range(_HEADER.size, index_at), ROW)
-    index = np.frombuffer(file.range(index_at, document_at), "<u4")
-    if len(rows) != count or len(index) != tensors:
-        raise BadInput("became shorter while it was read", where=path)
-    for start in range(0, count, _CHECKED):
+    else:
+        expected = _HEADER.size + count * ROW.itemsize + tensors * 4 + length
+        if expected != file.size:
+            raise BadInput(
+                f"holds {file.size} bytes, {expected} are expected for {count} rows, {tensors} tensors and a document "
+                f"of {length} bytes", where=f"{path}: header", hint="it was not written completely, or was changed",
+            )  # fmt: skip
+        index_at, document_at = file.size - length - tensors * 4, file.size - length
+        rows = np.frombuffer(file.range(_HEADER.size, index_at), ROW)
+        index = np.frombuffer(file.range(index_at, document_at), "<u4")
+        document = file.range(document_at, file.size)
+        if len(rows) != count or len(index) != tensors:
+            raise BadInput("became shorter while it was read", where=path)
+    for start in range(0, len(rows), _CHECKED):
         _check(path, rows[start : start + _CHECKED], start)
-    odd = np.flatnonzero((index >= count) & (index != NO_ROW))
+    odd = np.flatnonzero((index >= len(rows)) & (index != NO_ROW))
     if len(odd):
-        raise BadInput(f"names row {index[odd[0]]} of {count}", where=f"{path}: tensor {odd[0]}")
-    return rows, index, file.range(document_at, file.size)
+        raise BadInput(f"names row {index[odd[0]]} of {len(rows)}", where=f"{path}: tensor {odd[0]}")
+    return rows, index, document
 
 
 def _check(path: Path, rows: Rows, start: int) -> None:
-    """Refuse rows that no recorder writes: numbers that are none, counts that contradict each other."""
+    """Refuse rows that no recorder writes: numbers that are not finite, counts that contradict each other."""
     finite = np.isfinite(rows["sums"]).all(axis=1)
     for name in (*_FLOATS, "block_norm", "block_max"):
         finite &= np.isfinite(rows[name]).reshape(len(rows), -1).all(axis=1)

@@ -36,7 +36,7 @@ _VIEW = 16
 
 
 class Column:
-    """Chunks of one kind. One of texts in which there is none is only the number of its rows."""
+    """Chunks of one kind. A chunk of texts that are all null is only the number of its rows."""
 
     __slots__ = ("_bytes", "_large", "_rows", "_small")
 
@@ -56,9 +56,9 @@ class Column:
 
     def copy(self) -> Column:
         """Another column with the same chunks."""
-        other = Column()
-        other._large, other._small, other._rows = self._large.copy(), self._small.copy(), self._rows
-        return other
+        copy = Column()
+        copy._large, copy._small, copy._rows = self._large.copy(), self._small.copy(), self._rows
+        return copy
 
     @property
     def text_cost(self) -> int:
@@ -224,7 +224,7 @@ def value_digest(leaf: Leaf) -> str | None:
 
 
 def meaning(leaf: Leaf) -> str | None:
-    """What a value says beyond its shown statistics (slice bounds, sizes, memory format), for equality."""
+    """The part of a value beyond its shown statistics (slice bounds, sizes, memory format), for equality."""
     if leaf.kind != VALUE:
         return None
     if leaf.format is not None:
@@ -421,7 +421,7 @@ _SECTIONS = (
     ("parameters", "parameters", PARAMETER),
     ("output", "output", OUTPUT),
 )
-Found = tuple[int, str, str, Leaf | None]  # role, row name, the argument's own name, leaf
+NamedLeaf = tuple[int, str, str, Leaf | None]  # role, row name, the argument's own name, leaf
 
 
 class FlatEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -448,9 +448,9 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
         if not single_points and DIRECTIONS.isdisjoint(name.rsplit(".", 2)[-2:]):
             skipped, first_skipped = skipped + 1, first_skipped or name
             continue
-        known = len(ops)
-        index = ops.setdefault(name, known)
-        if index < known:
+        count = len(ops)
+        index = ops.setdefault(name, count)
+        if index < count:
             builder.restart(index)  # of a key that stands twice the last counts, as for every reader of JSON in Python
         flat = None
         if entries.raw and not single_points and GRADIENTS not in name:
@@ -545,8 +545,8 @@ def decode_entry(path: Path, name: str, raw: Any) -> Any:
         raise BadInput(f"cannot be decoded: {error}", where=f"{path}: data[{name!r}]") from error
 
 
-def _nested_rows(path: Path, name: str, entry: Any, single_points: bool) -> Iterator[Found]:
-    def walk(value: Any, role: int, row: str, argument: str, where: str, depth: int = 0) -> Iterator[Found]:
+def _nested_rows(path: Path, name: str, entry: Any, single_points: bool) -> Iterator[NamedLeaf]:
+    def walk(value: Any, role: int, row: str, argument: str, where: str, depth: int = 0) -> Iterator[NamedLeaf]:
         if depth > _MAX_DEPTH or len(row) > LONGEST_NAME:
             what = f"is nested deeper than {_MAX_DEPTH} levels, or under a name of more than {LONGEST_NAME} characters"
             raise BadInput(what, where=f"{path}: data[{name[:_SHOWN]!r}]")

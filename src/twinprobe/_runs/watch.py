@@ -37,7 +37,7 @@ DIGEST = 1 << 24  # digests are numbers below this, which a float32 holds exactl
 _ROWS = 64  # steps in a batch
 _SECONDS = 1.0  # after which a batch is written though it is not full: so much is lost when the process is killed
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_MOST = 1 << 31  # bytes of one message that is believed
+_MOST = 1 << 31  # bytes of one message; a larger one is damage
 
 
 class WatchStream:
@@ -65,7 +65,7 @@ class WatchStream:
             self.flush()
 
     def flush(self) -> None:
-        """Write the steps that wait."""
+        """Write the steps collected so far."""
         self._due = time.monotonic() + _SECONDS
         if not self._rows:
             return
@@ -75,7 +75,7 @@ class WatchStream:
             self._drop_old()
 
     def close(self) -> None:
-        """Write what waits and end the stream."""
+        """Write the remaining steps and end the stream."""
         if not self._file.closed:
             self.flush()
             self._file.write(_END)
@@ -171,7 +171,7 @@ def _batch(steps: list[int], names: list[list[str] | None], values: NDArray[np.f
     nulls = sum(row is None for row in names)
     present = np.packbits([row is not None for row in names], bitorder="little").tobytes() if nulls else b""
     width = values.shape[1]
-    columns: list[tuple[int, int, list[bytes]]] = [  # rows, nulls, and the buffers: the first says what is null
+    columns: list[tuple[int, int, list[bytes]]] = [  # rows, nulls, and the buffers: the first marks what is null
         (count, 0, [b"", np.array(steps, dtype="<i8").tobytes()]),
         (count, nulls, [present, ends.tobytes()]),
         (len(texts), 0, [b"", np.cumsum([0, *map(len, texts)], dtype="<i4").tobytes(), b"".join(texts)]),
@@ -194,7 +194,7 @@ def _batch(steps: list[int], names: list[list[str] | None], values: NDArray[np.f
 
 
 def _message(kind: int, body: int) -> tuple[bytearray, int]:
-    """The outermost table, and where it is told what it contains."""
+    """The outermost table, and the place of its reference to the content."""
     buffer = bytearray(4)
     fields = _table(buffer, 0, [("h", _V5), ("B", kind), ("I", 0), ("q", body)])
     return buffer, fields[2]
@@ -264,12 +264,12 @@ def watch_files(folder: Path) -> dict[int, Path]:
         return {0: folder} if folder.suffix == ".arrows" else {}
     if (folder / STREAM).is_file():
         return {0: folder / STREAM}
-    found = {}
+    streams = {}
     for child in folder.glob(f"rank*/{STREAM}"):
         number = re.fullmatch(r"rank(\d+)", child.parent.name)
         if number:
-            found[int(number[1])] = child
-    return dict(sorted(found.items()))
+            streams[int(number[1])] = child
+    return dict(sorted(streams.items()))
 
 
 def read_watch(path: Path) -> Watched:

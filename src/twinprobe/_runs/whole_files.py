@@ -65,8 +65,8 @@ def place(text: str | os.PathLike[str]) -> Path:
 
 def remote(path: Path) -> RemotePath | None:
     """The path itself where it is a URL, None where it is on this machine."""
-    found: object = path
-    return found if isinstance(found, RemotePath) else None
+    given: object = path
+    return given if isinstance(given, RemotePath) else None
 
 
 def remove_tree(folder: Path) -> None:
@@ -158,7 +158,7 @@ def expect_all(folder: Path) -> None:
 def inside(folder: Path, name: str) -> Path:
     """Join ``name`` to ``folder``; refuse a name that leads, or links, to a place outside of the folder.
 
-    A file that does not exist is no matter of this function: whoever opens it says so.
+    Whether the file exists is not checked here: opening it shows that.
     """
     if not name or "\0" in name:
         raise _refused(name, "is empty or holds a NUL character")
@@ -196,7 +196,7 @@ def _refused(name: str, why: str) -> DamagedTensor:
     )
 
 
-# Where this program keeps what it can compute again: folders that nobody but this user can write to.
+# Caches of computed results: folders that only this user can write to.
 
 
 def private_folder(name: str) -> Path | None:
@@ -235,7 +235,7 @@ def _is_private_and_writable(folder: Path) -> bool:
 
 # Opening a file that a user or a dump names.
 
-# A fifo would otherwise block the reader until somebody writes to it.
+# A fifo would otherwise block the reader until something is written to it.
 READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # What a small document may hold, and how much more for each byte. A value costs up to 70 bytes in memory, an object
 # with what is made of it up to 700.
@@ -249,7 +249,7 @@ def json_file(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The document of a JSON file; BadInput where it cannot be read, or is none."""
+    """The document of a JSON file; BadInput where it cannot be read, or is not JSON."""
     import msgspec
 
     try:
@@ -274,20 +274,20 @@ def in_proportion(blob: bytes) -> bytes:
 
 
 def whole_file(path: Path) -> bytes:
-    """The bytes of a regular file, here or elsewhere; OSError for what is none."""
+    """The bytes of a regular file, local or remote; OSError for anything else."""
     with open_file(path) as file:
         return file.read()
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file, here or elsewhere, to be read; OSError for what is none: a pipe, a device, a folder."""
+    """A regular file, local or remote, to be read; OSError for a pipe, a device or a folder."""
     if remote(path) is not None:
         return cast("BinaryIO", path.open("rb"))
     return os.fdopen(open_regular(path), "rb")
 
 
 def open_regular(path: Path) -> int:
-    """The handle of a regular file; OSError for what is none."""
+    """The handle of a regular file; OSError for anything else."""
     handle = os.open(path, READING)
     mode = os.fstat(handle).st_mode
     if S_ISREG(mode):
@@ -345,7 +345,7 @@ def claimed(claim: Path) -> bool:
 
 
 def owner() -> str:
-    """This process, as temporary names and claims tell of it, with a number that no other name has."""
+    """This process as temporary names and claims name it, with a random number that no other name has."""
     return f"{machine()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 

@@ -277,8 +277,8 @@ def calls_around(kind: Any, modules: Iterator[tuple[str, Any]], before: Any, aft
             return original(module, *args, **kwargs)
         args, kwargs = before(module, args, kwargs) or (args, kwargs)
         output = original(module, *args, **kwargs)
-        other = after(module, output)
-        return output if other is None else other
+        replacement = after(module, output)
+        return output if replacement is None else replacement
 
     with replaced([(kind, "__call__", call)]):
         yield
@@ -312,8 +312,8 @@ class Substitution:
 
 def passed_on(ctx: Any, gradient: Any) -> Any:
     """The gradient that flows on from a substituted tensor: another one where ``on_gradient`` gives one."""
-    other = ctx.on_gradient(ctx.owner.to_host(gradient))
-    return gradient if other is None else ctx.owner.like(ctx.owner.tensor(other), gradient)
+    replacement = ctx.on_gradient(ctx.owner.to_host(gradient))
+    return gradient if replacement is None else ctx.owner.like(ctx.owner.tensor(replacement), gradient)
 
 
 def bits_on_host(name: str, array: np.ndarray) -> HostTensor:

@@ -160,7 +160,7 @@ def recurrent(
 
 def flat_recurrent(layer: Any, layers: int, *, both_ways: bool) -> Layout:
     """All cells side by side: weight_ih_l0, weight_ih_l0_reverse, weight_ih_l1, ..."""
-    ends = [f"l{index}{way}" for index in range(layers) for way in (("", "_reverse") if both_ways else ("",))]
+    ends = [f"l{index}{suffix}" for index in range(layers) for suffix in (("", "_reverse") if both_ways else ("",))]
     return recurrent(layer, [(end, "", f"_{end}") for end in ends])
 
 

@@ -72,10 +72,10 @@ class PaddleAdapter(Adapter):
         held = [(p, p.grad) for module in modules for p in module._parameters.values() if p is not None]
         dense = [(parameter, gradient) for parameter, gradient in held if gradient is not None and gradient.is_dense()]
         if dense:
-            other = paddle.zeros([1])
+            placeholder = paddle.zeros([1])
             for parameter, _ in dense:
-                # Clearing frees the memory of what a parameter has, whoever else has it too: let that be another one.
-                parameter._copy_gradient_from(_assign(other))
+                # Clearing frees the memory of a parameter's gradient, even if others hold it: free a placeholder.
+                parameter._copy_gradient_from(_assign(placeholder))
                 parameter.clear_gradient(False)
         return dense
 

@@ -68,7 +68,7 @@ class TorchAdapter(Adapter):
                     module = info.module
                     info.whole = self.is_whole(module)
                     if isinstance(module, torch.jit.ScriptModule):
-                        recorder.book.exposed = True  # nobody sees what it writes
+                        recorder.book.exposed = True  # its writes go unseen
                 yield engine
             finally:
                 recorder.stop()

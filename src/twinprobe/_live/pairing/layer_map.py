@@ -134,8 +134,8 @@ class LayerMap:
     def partner(self, layer: Any) -> Any:
         """The layer that this one is mapped to; None where it is not mapped."""
         for pair in self.pairs:
-            for known, partner in (pair, pair[::-1]):
-                if known is layer:
+            for mapped, partner in (pair, pair[::-1]):
+                if mapped is layer:
                     return partner
         return None
 
@@ -314,7 +314,7 @@ def _hidden_calls(parents: dict[str, str | None], paths: Paths, layer_map: Layer
 
 
 def _merged(rows: LiveRows, members: list[str]) -> LiveRows:
-    """A group as one call: what the first took, what the last gave; the same backward."""
+    """A group as one call: the inputs of the first layer, the outputs of the last; the same backward."""
     first, last = members[0], members[-1]
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}

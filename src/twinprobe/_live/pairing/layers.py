@@ -78,11 +78,11 @@ def structure(tree: LayerTree) -> Run:
     return run
 
 
-def _around(path: str, known: Collection[str]) -> str:
+def _around(path: str, paths: Collection[str]) -> str:
     """The nearest of these modules that a module lies in; the model where there is none."""
     while path:
         path = path.rpartition(".")[0]
-        if path in known:
+        if path in paths:
             break
     return path
 
@@ -107,13 +107,13 @@ def pair_by_flow(
     """Add every layer that no rule has paired and whose input comes from a paired layer, until none is left."""
     feeds = _feeding(target, target_run), _feeding(source, source_run)
     while True:
-        known = {pair[0]: pair[1] for pair in reversed(pairs)}
-        taken = set(known), {pair[1] for pair in pairs}
+        partners = {pair[0]: pair[1] for pair in reversed(pairs)}
+        taken = set(partners), {pair[1] for pair in pairs}
         fresh = []
         for path in target.holding:
             if path in taken[0]:
                 continue
-            sources = {known[feeder] for feeder in feeds[0].get(path, ()) if feeder in known}
+            sources = {partners[feeder] for feeder in feeds[0].get(path, ()) if feeder in partners}
             fitting = [
                 to
                 for to in source.holding

@@ -115,16 +115,16 @@ def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
         partners = _by_names(raw, base, is_root)
     layouts = base.live.layouts  # the same rows, by the names within a call
     if partners is None or not all(
-        own[1] == layouts[other][1] for own, other in zip(raw.live.layouts, partners, strict=True)
+        own[1] == layouts[golden_op][1] for own, golden_op in zip(raw.live.layouts, partners, strict=True)
     ):
         return None
     starts, golden_starts = raw.live.starts, base.live.starts
     matches = Matches(equal=True)
-    for op, (other, root) in enumerate(zip(partners, is_root, strict=True)):
-        shift, rule = golden_starts[other] - starts[op], ROOTS if root else EQUAL
+    for op, (golden_op, root) in enumerate(zip(partners, is_root, strict=True)):
+        shift, rule = golden_starts[golden_op] - starts[op], ROOTS if root else EQUAL
         matches.rows += [(row, row + shift, rule) for row in range(starts[op], starts[op + 1])]
         if _is_forward(raw.ops[op]):
-            matches.calls[raw.ops[op]] = base.ops[other]
+            matches.calls[raw.ops[op]] = base.ops[golden_op]
     return matches
 
 
@@ -137,13 +137,13 @@ def _by_names(raw: Values, base: Values, is_root: list[bool]) -> list[int] | Non
     model = next((op.cls for op in short if not op.body and op.direction == FORWARD), "")
     partners = []
     for name, root in zip(raw.ops, is_root, strict=True):
-        known = numbers.get(name)
-        if known is None and root:
+        partner = numbers.get(name)
+        if partner is None and root:
             op = parse_op(name)
-            known = numbers.get(f"{op.prefix}.{model}.{op.direction}.{op.call}")
-        if known is None:
+            partner = numbers.get(f"{op.prefix}.{model}.{op.direction}.{op.call}")
+        if partner is None:
             return None
-        partners.append(known)
+        partners.append(partner)
     return partners if len(set(partners)) == len(partners) and modules_meet(raw.ops, base.ops) else None
 
 
@@ -155,7 +155,7 @@ def _is_complete(board: Board) -> bool:
     """Whether every forward call has its partner, so that there is nothing left to align."""
     sides = (board.target, board.partner), (board.golden, board.back)
     return not any(
-        other == NONE and side.direction[op] == FORWARD for side, partner in sides for op, other in enumerate(partner)
+        linked == NONE and side.direction[op] == FORWARD for side, partner in sides for op, linked in enumerate(partner)
     )
 
 
@@ -175,13 +175,13 @@ def _link_mapped(
     taken: set[int] = set()
     for api in layer_map.apis:
         in_raw = id(api.layer) in raw_paths.of
-        side, other, paths = (
+        side, functions_of, paths = (
             (board.target, board.golden, raw_paths) if in_raw else (board.golden, board.target, base_paths)
         )  # fmt: skip
         head = _head(side.modules, paths.of.get(id(api.layer), "?"))
         calls = sorted(
             op
-            for function in other.apis
+            for function in functions_of.apis
             if function.body.rpartition(".")[2].strip("_") == api.function.strip("_")
             for op in function.calls.get(FORWARD, {}).values()
         )
@@ -202,10 +202,10 @@ def _head(heads: list[Head], path: str) -> Head | None:
 def _follow(board: Board) -> None:
     """Backward calls and parameter gradients of modules that were linked before the alignment."""
     board.follow_forward()
-    for op, other in enumerate(list(board.partner)):
-        if other == NONE or board.target.direction[op] != FORWARD:
+    for op, golden_op in enumerate(list(board.partner)):
+        if golden_op == NONE or board.target.direction[op] != FORWARD:
             continue
-        head, partner = board.target.head_of[op], board.golden.head_of[other]
+        head, partner = board.target.head_of[op], board.golden.head_of[golden_op]
         if head.is_module and partner.is_module:
             for direction in head.calls.keys() & partner.calls.keys() - {FORWARD}:
                 target_calls, golden_calls = head.calls[direction], partner.calls[direction]
@@ -221,14 +221,16 @@ def _pair_left(board: Board, matches: Matches) -> None:
         _unpaired(board.target, grouped[0].union(row for row, _, _ in matches.rows)),
         _unpaired(board.golden, grouped[1].union(row for _, row, _ in matches.rows)),
     )
-    for op in sorted(left[0].keys() | {board.back[other] for other in left[1] if board.back[other] != NONE}):
-        other = board.partner[op]
-        if other == NONE or not board.target.head_of[op].is_module:
+    for op in sorted(
+        left[0].keys() | {board.back[golden_op] for golden_op in left[1] if board.back[golden_op] != NONE}
+    ):
+        golden_op = board.partner[op]
+        if golden_op == NONE or not board.target.head_of[op].is_module:
             continue
         for role in (OUTPUT, INPUT):
             targets, goldens = (
                 [row for row in rows.get(call, ()) if side.roles[row] == role]
-                for rows, call, side in zip(left, (op, other), sides, strict=True)
+                for rows, call, side in zip(left, (op, golden_op), sides, strict=True)
             )
             shapes = [board.target.shapes[row] for row in targets], [board.golden.shapes[row] for row in goldens]
             if role == INPUT and shapes[0] != shapes[1]:
@@ -237,7 +239,7 @@ def _pair_left(board: Board, matches: Matches) -> None:
             matches.rows += [(row, partner, rule) for row, partner in zip(targets, goldens, strict=False)]
             if role == OUTPUT and len(targets) != len(goldens) and board.target.direction[op] == FORWARD:
                 matches.notes.append(
-                    f"{board.target.ops[op]} and {board.golden.ops[other]} give different numbers of tensors; what "
+                    f"{board.target.ops[op]} and {board.golden.ops[golden_op]} give different numbers of tensors; what "
                     "both have is compared"
                 )
     matches.rows.sort()
@@ -271,8 +273,8 @@ def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, mat
         return large / small if small else 0
 
     if any(
-        ops[row] in forward and roles[row] == OUTPUT and times(shapes[0][row], shapes[1][other]) == max(counts)
-        for row, other, _ in matches.rows
+        ops[row] in forward and roles[row] == OUTPUT and times(shapes[0][row], shapes[1][golden_row]) == max(counts)
+        for row, golden_row, _ in matches.rows
     ):
         kept = {row for row, op in enumerate(ops) if op not in calls or (op in forward and roles[row] == INPUT)}
         matches.rows = [pair for pair in matches.rows if pair[0] in kept]
@@ -293,12 +295,12 @@ def _note_alone(board: Board, matches: Matches) -> None:
     ):
         ops = side.run.table["op"]
         fused = {ops[row] for rows in matches.groups.values() for row in rows[index]}
-        for op, other in enumerate(partner):
+        for op, linked in enumerate(partner):
             if side.direction[op] == FORWARD and op not in fused:
-                if other == NONE:
+                if linked == NONE:
                     alone.append(side.ops[op])
                 elif side is board.target:
-                    matches.calls[side.ops[op]] = board.golden.ops[other]
+                    matches.calls[side.ops[op]] = board.golden.ops[linked]
         modules = [name for name in alone if name.startswith(_MODULES)]
         if modules:
             matches.notes.append(f"only in the {who} model, not compared: {listed(modules)}")

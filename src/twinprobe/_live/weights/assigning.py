@@ -57,7 +57,7 @@ def copy_weights(
 
 
 def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) -> set[str]:
-    """Paths of the layers whose own weights the user takes care of."""
+    """Paths of the layers whose own weights are left to the user."""
     if layer_map.is_empty:
         return set()
     alone: set[int] = set()
@@ -78,7 +78,7 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
 # bytes. Whatever is not plain (a map, a rule of the user's, shared tensors, another dtype) is left to the general
 # way.
 
-# Families whose layout is told by the class alone, with all weights in the layer itself.
+# Families whose layout follows from the class alone, with all weights in the layer itself.
 _BY_CLASS = frozenset({"linear", "convolution", "transposed convolution", "embedding", "norm", "bilinear", "prelu"})
 
 Holding = dict[str, tuple[Any, dict[str, Any]]]  # the layers that hold tensors, by path, with what they hold

@@ -271,5 +271,5 @@ def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
 
 def _may_be_turned(wanted: Slot, offered: Slot) -> bool:
     """A square matrix of a class of the user's own may be stored either way."""
-    known = wanted.name == "weight" and offered.name == "weight"
-    return not known and len(wanted.shape) == 2 and wanted.shape[0] == wanted.shape[1]
+    is_known = wanted.name == "weight" and offered.name == "weight"
+    return not is_known and len(wanted.shape) == 2 and wanted.shape[0] == wanted.shape[1]

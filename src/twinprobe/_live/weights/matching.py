@@ -148,7 +148,7 @@ def _match_across_frameworks(match: Match, target: Layer, source: Layer) -> None
 
 
 def _stored(layer: Layer) -> dict[str, Slot]:
-    """The weights as they lie there, under their names within the layer."""
+    """The weights as they are stored, under their names within the layer."""
     names = [(slot.held.name.removeprefix(f"{layer.path}."), slot.held) for slot in layer.weights]
     return {name: Slot(name, held) for name, held in names}
 
@@ -199,15 +199,15 @@ def _advice(near: tuple[Held, bool, bool] | None, side: str) -> str:
     return f"nearest fitting partner in the {side}: {held}" if fits else f"none fits, nearest by name: {held}"
 
 
-def nearest(slot: Slot, others: Sequence[Slot], taken: Slot | None = None) -> tuple[Held, bool, bool] | None:
+def nearest(slot: Slot, candidates: Sequence[Slot], taken: Slot | None = None) -> tuple[Held, bool, bool] | None:
     """The weight of the other model that fits best: as one projection in a joined one, by shape, then by name; with
     whether it is such a one, and whether its shape fits at all."""
 
-    def rank(other: Slot) -> tuple[bool, bool, float]:
-        alike = difflib.SequenceMatcher(None, slot.held.name, other.held.name).ratio()
-        return _is_third(slot, other) or _is_third(other, slot), other.shape == slot.shape, alike
+    def rank(candidate: Slot) -> tuple[bool, bool, float]:
+        alike = difflib.SequenceMatcher(None, slot.held.name, candidate.held.name).ratio()
+        return _is_third(slot, candidate) or _is_third(candidate, slot), candidate.shape == slot.shape, alike
 
-    free = [other for other in others if taken is None or other.held.key != taken.held.key]
+    free = [candidate for candidate in candidates if taken is None or candidate.held.key != taken.held.key]
     if not free:
         return None
     best = max(free, key=rank)
@@ -266,7 +266,7 @@ def _work(target: Any, source: Any, paths: Paths, mapped: Collection[Paths] | No
     here, there = submodule(target, paths[0]), submodule(source, paths[1])
     function = special_init(here, there)
     layers = _layers(here, there, paths, below=below)
-    known = layers[0].family is not None and layers[0].family == layers[1].family
+    has_rule = layers[0].family is not None and layers[0].family == layers[1].family
     if mapped is None:
         # A pair of composed modules, nothing inside of which is paired, was put together by the user's map.
         composed = any(adapter_of(module).children(module) for module in (here, there))
@@ -274,7 +274,7 @@ def _work(target: Any, source: Any, paths: Paths, mapped: Collection[Paths] | No
         by_the_user = not below and paths != ("", "") and composed and not own
     else:
         by_the_user = paths in mapped
-    only_mapped = by_the_user and not known
+    only_mapped = by_the_user and not has_rule
     if function is not None or (only_mapped and type(here) is type(there)):
         return Work(raw_layer(here, paths[0], deep=True), raw_layer(there, paths[1], deep=True), function)
     weighs = only_mapped and any(not held.is_buffer for module in (here, there) for held in held_below(module))

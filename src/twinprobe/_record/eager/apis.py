@@ -112,8 +112,8 @@ class Patches:
     def _learn(self, sites: Iterable[Site]) -> None:
         for site in sites:
             key = (id(site.owner), site.attribute)
-            known = self._wrappers.get(key)
-            if known is None or known[0].original is not site.original:
+            earlier = self._wrappers.get(key)
+            if earlier is None or earlier[0].original is not site.original:
                 wrapper = self._wrap(site)
                 self._wrappers[key] = (site, wrapper)
                 self._by_original.setdefault(id(site.original), wrapper)
@@ -162,7 +162,7 @@ class Patches:
     def _take(self) -> None:
         for owner, attribute, own, wrapper in reversed(self._changed):
             if vars(owner).get(attribute) is not wrapper:
-                continue  # somebody else has replaced it since
+                continue  # the program has replaced it since
             if own is _MISSING:
                 delattr(owner, attribute)
             else:
@@ -174,7 +174,7 @@ class Patches:
                 continue
             for (name, wrapper), own in zip(wrappers.items(), before, strict=True):
                 if space.get(name) is not wrapper:
-                    continue  # somebody has replaced it since
+                    continue  # the program has replaced it since
                 if own is _MISSING:
                     del space[name]
                 else:
@@ -228,7 +228,7 @@ class Replaced:
             setattr(self._owner, self._name, self._own)
 
 
-def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
+def around(before: Callable[[], None], after: Callable[[], None] = lambda: None) -> Callable[[Any], Any]:
     """A maker of functions that call ``before`` and ``after`` around the original."""
 
     def make(original: Any) -> Any:
@@ -258,6 +258,6 @@ def calling(called: Callable[[Any, Any, Any, Any], Any]) -> Callable[[Any], Any]
     return make
 
 
-def writing(known: KnownRows) -> Callable[[Any], Any]:
-    """A maker of functions that write to a tensor: what was measured before them counts no more."""
-    return around(known.settle, known.forget)
+def writing(rows: KnownRows) -> Callable[[Any], Any]:
+    """A maker of functions that write to a tensor: earlier measurements no longer hold after them."""
+    return around(rows.settle, rows.forget)

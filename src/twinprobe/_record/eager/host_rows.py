@@ -76,8 +76,8 @@ class KnownRows(ABC):
     """Notes tensors. One that was measured in this step gets the same row again while nothing can have written to it.
 
     No framework counts every write: MindSpore's own version misses assignments to elements and primitives, Paddle's
-    misses ``set_value``, ``copy_``, the optimisers and the running statistics of a normalisation. So a row is believed
-    only while the functions that write are watched, and every one of them makes all rows forgotten.
+    misses ``set_value``, ``copy_``, the optimisers and the running statistics of a normalisation. So a row is reused
+    only while all functions that write are watched, and each call of one of them discards all rows.
     """
 
     def __init__(self, measures: HostRows) -> None:
@@ -100,8 +100,8 @@ class KnownRows(ABC):
 
     def row_of(self, tensor: Any, content: Any, name: str, stamp: Hashable, save: bool) -> Row:
         """The row of a tensor, whose values are in ``content``; with its real values where they are to be saved."""
-        known = self._rows.get(id(tensor))
-        row = known[2] if known is not None and known[0]() is tensor and known[1] == stamp else None
+        cached = self._rows.get(id(tensor))
+        row = cached[2] if cached is not None and cached[0]() is tensor and cached[1] == stamp else None
         if row is not None and not (save and row.payload is None and not (row.file or row.summary)):
             return row
         array = self.read(content, name) if self._measures.wanted or save else None

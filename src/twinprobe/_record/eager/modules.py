@@ -1,4 +1,4 @@
-"""Module calls, seen by standing before the base class's ``__call__``: no hook is left. Gradients of one call."""
+"""Module calls, seen by replacing the base class's ``__call__``: no hook stays behind. Gradients of one call."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class CallWatch(ModuleWatch):
         return self._handle is not None
 
     def attach(self) -> None:
-        """Stand before ``__call__``."""
+        """Replace ``__call__``."""
         self._handle = Replaced(self._recorder.module_class, "__call__", calling(self._called))
 
     def watch_roots(self, models: list[Any]) -> None:
-        """Between two calls of a model its caller may fill the memory of its inputs anew: begin afresh there."""
+        """Between two calls of a model its caller may refill the memory of its inputs: forget all rows there."""
         self._roots = tuple(models)
 
     def watch_tokens(self, models: list[Any], token_range: tuple[int, int]) -> None:
@@ -38,7 +38,7 @@ class CallWatch(ModuleWatch):
         self._root, self._tokens, self._token = models[0] if models else None, token_range, -1
 
     def detach(self) -> None:
-        """Step away from ``__call__`` and forget every module."""
+        """Put ``__call__`` back and forget every module."""
         if self._handle is not None:
             self._handle.remove()
         self._handle = self._root = self._tokens = None
@@ -138,7 +138,7 @@ class Crossing:
         self._missing[index] = self._missing.get(index, 0) + parts
 
     def give_up(self, index: int) -> None:
-        """The gradient of this input cannot be told."""
+        """The gradient of this input cannot be determined."""
         self._missing.pop(index, None)
         self._parts.pop(index, None)
 

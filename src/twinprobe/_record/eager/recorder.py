@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ _LAYOUTS: dict[str, dict[str, Any]] = {}  # shared by all notes that say no more
 
 
 class EagerRecorder(Recorder):
-    """What both frameworks do alike; each extends it by what it alone knows."""
+    """The common part of both frameworks; each extends it."""
 
     tensor_suffix = ".npy"
     tensor_class: ClassVar[Any]
@@ -194,16 +193,10 @@ class EagerRecorder(Recorder):
         self.writes.resume()
         self.patches.resume()
 
-    def handing_out(self, original: Any) -> Any:
-        """A function that hands out the memory of a tensor: nobody sees what the program writes there."""
-
-        @functools.wraps(original)
-        def hand_out(*args: Any, **kwargs: Any) -> Any:
-            if not self.busy:
-                self.known.distrust()
-            return original(*args, **kwargs)
-
-        return hand_out
+    def memory_exposed(self) -> None:
+        """The memory of a tensor is handed out: what the program writes there goes unseen."""
+        if not self.busy:
+            self.known.distrust()
 
     def _release(self) -> None:
         self.patches.detach()
@@ -223,12 +216,8 @@ class EagerRecorder(Recorder):
 
     def _pass_ends(self) -> None:
         self.passes = max(0, self.passes - 1)
-        if self.passes == 0:
-            self.work("recording gradients", self._finish_pass)
-
-    def _finish_pass(self) -> None:
-        self.crossings.pass_ended()
-        self.parameters.flush()
+        for finish in (self.crossings.pass_ended, self.parameters.flush) if self.passes == 0 else ():
+            self.work("recording gradients", finish)
 
     # -- what the watchers share ------------------------------------------------------------------------------------
 
@@ -238,12 +227,12 @@ class EagerRecorder(Recorder):
             return False
         return not self.tracing()
 
-    def work(self, doing: str, act: Callable[..., Any], *what: Any) -> Any:
-        """``act(*what)`` as the recorder's own work: its calls are not recorded, its errors noted, those of the program
-        raised. Hooks do it thousands of times. None where it failed."""
+    def work(self, doing: str, act: Callable[..., Any], *args: Any) -> Any:
+        """``act(*args)`` as the recorder's own work: its calls are not recorded, its errors noted, those of the program
+        raised. Called by hooks thousands of times. None where it failed."""
         before, self.busy = self.busy, True
         try:
-            return act(*what)
+            return act(*args)
         except ProgramFault as fault:
             raise fault.error from None
         except Exception as error:
@@ -270,16 +259,16 @@ class EagerRecorder(Recorder):
     # -- parameters and gradients -----------------------------------------------------------------------------------
 
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
-        """The module's own parameters as they are now. Inside a compiled one nobody else records them: all of them."""
-        found = self.own_parameters(info.module, info.compiled)
+        """The module's own parameters as they are now; of a compiled module also those of the modules inside it."""
+        parameters = self.own_parameters(info.module, info.compiled)
         return {
             name: self._marked(info.module, name, self.note(parameter, save=self.save))
-            for name, parameter in found.items()
+            for name, parameter in parameters.items()
         }
 
     def watched_parameters(self, info: ModuleInfo) -> dict[str, Any]:
-        found = self.own_parameters(info.module, info.compiled)
-        return {name: parameter for name, parameter in found.items() if self.needs_gradient(parameter)}
+        parameters = self.own_parameters(info.module, info.compiled)
+        return {name: parameter for name, parameter in parameters.items() if self.needs_gradient(parameter)}
 
     def _marked(self, module: Any, name: str, note: Note) -> Note:
         """The note of a parameter or of its gradient, marked where its layout is the framework's own."""
@@ -291,7 +280,7 @@ class EagerRecorder(Recorder):
     def note_gradient(self, name: str, gradient: Any) -> Any:
         note = super().note_gradient(name, gradient)
         if isinstance(note, Note) and note.requires_grad is not None:
-            note.requires_grad = False  # some frameworks say otherwise while a pass runs; nobody differentiates it
+            note.requires_grad = False  # some frameworks report True during a pass, though it is never differentiated
         return note
 
     def note_parameter_gradient(self, module: Any, name: str, gradient: Any) -> Note:

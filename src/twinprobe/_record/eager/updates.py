@@ -1,7 +1,7 @@
-"""What an optimizer of MindSpore or Paddle sees and does, once for each of its steps: optimizer.json.
+"""The inputs and results of an optimizer of MindSpore or Paddle, once for each of its steps: optimizer.json.
 
-The file is the one that PyTorch's recorder writes: gradients after clipping, settings by the names that PyTorch has for
-them, parameters before and after the step. Nothing is changed; everything is read.
+The file is the one that PyTorch's recorder writes: gradients after clipping, settings under PyTorch's names, parameters
+before and after the step. Nothing is changed; everything is only read.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Updates:
         for model in models:
             for path, module, compiled in recorder.watched_modules(model):
                 front = f"{path}." if path and module is not model else ""
-                for name, one in recorder.own_parameters(module, compiled).items():
-                    self._names[id(one)] = front + name, recorder.layout_of(module, name)
+                for name, parameter in recorder.own_parameters(module, compiled).items():
+                    self._names[id(parameter)] = front + name, recorder.layout_of(module, name)
 
     def forget(self) -> None:
         """The recording stops."""
@@ -78,7 +78,7 @@ class Updates:
         return result
 
     def clipping(self, norm: Callable[[], float]) -> None:
-        """The program clips gradients, which have this norm before it: the step that follows says so."""
+        """The program clips gradients; the next step records the norm that they had before."""
         if self.wanted and self._recorder.listening():
 
             def note() -> None:
@@ -91,8 +91,8 @@ class Updates:
         step = self._open
         if step is None:
             return act()
-        found = self._recorder.work("noting the norm before clipping", self.norm, [one for _, one in pairs])
-        step.clipped += [] if found is None else [found]
+        norm = self._recorder.work("noting the norm before clipping", self.norm, [gradient for _, gradient in pairs])
+        step.clipped += [] if norm is None else [norm]
         result = act()
         self._recorder.known.forget()  # it may have been done in place
         self._recorder.work("recording clipped gradients", self._take_clipped, step, result)
@@ -105,18 +105,18 @@ class Updates:
     ) -> None:
         recorder = self._recorder
         kind = type(optimizer).__name__
-        found = gradients()
+        gradient_of = gradients()
         step = _Step(kind, recorder.engine.count(f"Optimizer.{kind}"))
-        for at, group in enumerate(groups()):
+        for number, group in enumerate(groups()):
             settings: dict[str, Any] = {}
             for key, value in group.settings.items():
                 whole, dot, _ = key.partition(".")
                 settings[whole] = [*settings.get(whole, ()), value] if dot else value
             for place, parameter in enumerate(group.parameters):
-                gradient = found.get(id(parameter))
+                gradient = gradient_of.get(id(parameter))
                 if gradient is None:
                     continue
-                name, mark = self._names.get(id(parameter), (f"group{at}.{place}", None))
+                name, mark = self._names.get(id(parameter), (f"group{number}.{place}", None))
                 entry = Entry(
                     f"Optimizer.{name}.{kind}.{step.number}.forward",
                     {
@@ -153,7 +153,7 @@ class Updates:
 
     def norm(self, tensors: Iterable[Any]) -> float:
         """The norm that tensors have together."""
-        rows = [self._note(one).row for one in tensors if one is not None]
+        rows = [self._note(tensor).row for tensor in tensors if tensor is not None]
         values = [row.values.norm for row in rows if row is not None and row.values is not None]
         return math.hypot(*(norm for norm in values if norm is not None))
 

@@ -24,7 +24,7 @@ from twinprobe._runs.llm.tree import OpNode, read_topology
 from twinprobe._runs.whole_files import write_whole
 from twinprobe.errors import BadInput, TwinProbeError
 
-# What ``llm dump`` is asked for, checked, and how the dumping library is told: by environment variables.
+# The options of ``llm dump``, checked, and the environment variables that pass them to the dumping library.
 
 DUMP_TYPES = ("model", "layer", "op", "kernel", "tensor", "cpu_profiling", "onnx", "stats")
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4, "critical": 5}
@@ -96,7 +96,7 @@ class DumpOptions:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """What is really dumped: a model brings its layers, onnx the model and its operators."""
+        """Everything that is dumped: a model includes its layers, onnx the model and its operators."""
         wanted = list(dict.fromkeys(self.type))
         if "onnx" in wanted:
             wanted += [name for name in ("model", "op") if name not in wanted]
@@ -211,12 +211,12 @@ def find_probe() -> Path:
     return probe
 
 
-def _home(variable: str, what: str) -> Path:
+def _home(variable: str, title: str) -> Path:
     value = os.environ.get(variable, "")
     if not value:
-        raise BadInput(f"{what} is not here: {variable} is not set", hint=_HINT)
+        raise BadInput(f"{title} is not here: {variable} is not set", hint=_HINT)
     if not Path(value).is_dir():
-        raise BadInput(f"{what} is not here: {variable} names no folder", where=value, hint=_HINT)
+        raise BadInput(f"{title} is not here: {variable} names no folder", where=value, hint=_HINT)
     return Path(value)
 
 
@@ -272,16 +272,16 @@ def _dump_folder(options: DumpOptions, timestamp: str, began: float) -> Path:
     """The folder that the library made, under the name that was asked for."""
     output = options.output.absolute()
     old, new = output / "ait_dump", output / f"msit_dump_{timestamp}"
-    found = next((folder for folder in (old, new) if folder.is_dir() and _changed_since(folder, began)), None)
-    if found is None:
+    made = next((folder for folder in (old, new) if folder.is_dir() and _changed_since(folder, began)), None)
+    if made is None:
         raise TwinProbeError(
             "the program ended well, but nothing was dumped", where=output,
             hint="does it run on the ATB library, and did it reach the rounds of -er?",
         )  # fmt: skip
     wanted = old if options.layout == "ait" else new
-    if found != wanted and not wanted.exists():
-        found = found.rename(wanted)
-    return found
+    if made != wanted and not wanted.exists():
+        made = made.rename(wanted)
+    return made
 
 
 def _changed_since(folder: Path, began: float) -> bool:
@@ -305,12 +305,12 @@ def convert(options: DumpOptions, folder: Path) -> list[str]:
 def _topologies(options: DumpOptions, folder: Path) -> list[Path]:
     """Those that the library lists, else all of the dump."""
     listed = options.process_folder / "subprocess_info.txt"
-    found = sorted([*folder.glob("model/*/*.json"), *folder.glob("layer/*/*.json")])
+    files = sorted([*folder.glob("model/*/*.json"), *folder.glob("layer/*/*.json")])
     if not listed.is_file():
-        return found
+        return files
     names = {Path(line.strip()).resolve() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()}
     shutil.rmtree(options.process_folder, ignore_errors=True)
-    return [path for path in found if path.resolve() in names] or found
+    return [path for path in files if path.resolve() in names] or files
 
 
 _IR_VERSION, _OPSET = 8, 13

@@ -1,4 +1,4 @@
-"""DumpConfig, which says what of an inference is recorded, and register_hook, which records it."""
+"""DumpConfig, which selects what is recorded of an inference run, and register_hook, which records it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twinprobe.errors import BadInput
 
 AIT, MSIT = "ait", "msit"
 _MODES = ("module", "api")
-# What the libraries of an NPU are told where a run shall be repeatable.
+# Environment variables that make the libraries of an NPU deterministic.
 DETERMINISTIC = {
     "LCCL_DETERMINISTIC": "1",
     "HCCL_DETERMINISTIC": "true",
@@ -136,12 +136,14 @@ class DumpHandle:
     def __enter__(self) -> DumpHandle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.remove()
 
 
 def register_hook(model: Any, config: DumpConfig, hook_type: str = "dump_data") -> DumpHandle:
-    """Record the calls of ``model`` as ``config`` says. Several models and configurations may be at work at a time."""
+    """Record the calls of ``model`` as ``config`` says. Several models and configurations may be active at a time."""
     import torch
 
     from twinprobe._record.llm.recorder import LlmRecorder

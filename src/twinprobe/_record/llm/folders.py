@@ -81,15 +81,9 @@ class TokenEngine(Engine):
     """The recorder's engine with a token in place of a training step, and csv files where statistics are asked for."""
 
     def __init__(
-        self,
-        config: RecordConfig,
-        framework: Framework,
-        folder: Path,
-        *,
-        statistics: bool,
-        analysis: Path | None,
+        self, config: RecordConfig, framework: Framework, folder: Path, *, statistics: bool, analysis: Path | None,
         types: Mapping[str, str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(config, framework)
         self._folder = folder
         self._statistics = statistics
@@ -101,8 +95,8 @@ class TokenEngine(Engine):
             return
         folder = TokenFolder(self._folder / str(self.step_number))
         self.problems.folder = self._folder
-        step = self.step = Step(self.step_number, folder, ())
-        self._open_folder(step)
+        self.step = Step(self.step_number, folder, ())
+        self._open_folder(self.step)
 
     def later(self, job: Callable[[], None]) -> None:
         """Have something else written, in its turn."""
@@ -209,9 +203,9 @@ def dump_data(
     tensor = golden_data.detach().clone()
     write_whole(target, lambda path: torch.save(tensor, path))
     with _writing:
-        known = _known(folder / _METADATA)
-        known.setdefault(str(data_id), {})[str(token_id)] = [str(target), str(my_path)]
-        write_json(folder / _METADATA, known)
+        pairs = _known(folder / _METADATA)
+        pairs.setdefault(str(data_id), {})[str(token_id)] = [str(target), str(my_path)]
+        write_json(folder / _METADATA, pairs)
     return target
 
 

@@ -42,14 +42,11 @@ def model_tree(model: torch.nn.Module, first_calls: Mapping[str, int] | None) ->
 
 def _node(name: str, module: torch.nn.Module, calls: Mapping[str, int] | None) -> tuple[dict[str, Any], int | None]:
     """A module and when it, or anything in it, was first called."""
-    found = [_node(f"{name}.{child}", part, calls) for child, part in module.named_children()]
-    if calls is not None:
-        found = sorted(found, key=lambda entry: (entry[1] is None, entry[1] if entry[1] is not None else 0))
-    node: dict[str, Any] = {"name": name, "type": type(module).__name__, "children": [child for child, _ in found]}
-    if calls is None:
-        return node, None
-    times = [time for time in (calls.get(name), *(time for _, time in found)) if time is not None]
-    if not times:
+    children = [_node(f"{name}.{child}", part, calls) for child, part in module.named_children()]
+    children.sort(key=lambda child: (child[1] is None, child[1] or 0))  # stable: without calls, as they are defined
+    node: dict[str, Any] = {"name": name, "type": type(module).__name__, "children": [child for child, _ in children]}
+    times = [time for time in ((calls or {}).get(name), *(time for _, time in children)) if time is not None]
+    if calls is not None and not times:
         node["called"] = False
     return node, min(times, default=None)
 
@@ -99,20 +96,14 @@ class LlmRecorder(TorchRecorder):
         # A processor has no number of its own: it goes by the one that the user gives.
         number = config.device_id if self.device == "cpu" and config.device_id is not None else ""
         self.top, self.folder = device_folder(config.dump_path, config.layout, f"{self.device}{number}")
-        types = {name: type(module).__name__ for name, module in module_names(model)}
-        self.types = types
-        keep = config.dump_statistics_mode != 1
-        measure = config.dump_statistics_mode > 0 or config.analyze
+        self.types = {name: type(module).__name__ for name, module in module_names(model)}
+        statistics = config.dump_statistics_mode > 0
+        analysis = self.top / "tensor_analyze.csv" if config.analyze else None
         self.tokens = self.engine = TokenEngine(
-            self.config,
-            self,
-            self.folder,
-            statistics=config.dump_statistics_mode > 0,
-            analysis=self.top / "tensor_analyze.csv" if config.analyze else None,
-            types=types,
+            self.config, self, self.folder, statistics=statistics, analysis=analysis, types=self.types
         )
-        self.book = TensorBook(values=measure, digest=None)
-        self.save = keep
+        self.book = TensorBook(values=statistics or config.analyze, digest=None)
+        self.save = config.dump_statistics_mode != 1
         self.capture = Capturer(self.values, self.failed)
         self.inputs, self.outputs = config.wants_inputs, config.wants_outputs
         self.first_calls: dict[str, int] = {}
@@ -121,10 +112,8 @@ class LlmRecorder(TorchRecorder):
         self._api_counts: dict[str, int] = {}
         self._last: tuple[str, dict[str, Any]] | None = None
         self._depth = 0
-        self._is_mine = config.device_id is None or self.device in (
-            "cpu",
-            f"{self.device.rstrip('0123456789')}{config.device_id}",
-        )
+        asked = f"{self.device.rstrip('0123456789')}{config.device_id}"
+        self._is_asked = config.device_id is None or self.device in ("cpu", asked)
 
     # -- beginning and end --------------------------------------------------------------------------------------------
 
@@ -133,7 +122,7 @@ class LlmRecorder(TorchRecorder):
         if self.wanted.dump_weight:
             self._write_weights()
         write_json(self.folder / "model_tree.json", model_tree(self.model, None))
-        if not self._is_mine:
+        if not self._is_asked:
             return
         handles = self.modules._handles
         handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
@@ -256,7 +245,5 @@ def _record_config(config: DumpConfig) -> RecordConfig:
 
 def device_name(model: torch.nn.Module) -> str:
     """``npu0``, ``cuda1`` or ``cpu``: where the last parameter is."""
-    device = None
-    for parameter in model.parameters():
-        device = parameter.device
+    device = next((parameter.device for parameter in reversed(list(model.parameters()))), None)
     return "cpu" if device is None or device.type == "cpu" else f"{device.type}{device.index or 0}"

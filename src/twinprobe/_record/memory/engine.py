@@ -109,7 +109,7 @@ class LiveRows:
         self._add_mixed(name, rows)
 
     def release(self) -> None:
-        """Let go of all tensors; what they look like stays."""
+        """Release all tensors; their dtypes and shapes stay."""
         for row in self.plain:
             self.value[row] = None
         for note in self.value:
@@ -128,7 +128,7 @@ def _flatten(role: int, suffix: str, value: Any, rows: list[tuple[int, str, Any]
 
 
 class Columns(dict[str, list[Any]]):
-    """What comparing needs to know of each row, each column made when it is asked for."""
+    """The columns that a comparison needs, each made when it is first used."""
 
     def __init__(self, rows: LiveRows) -> None:
         super().__init__()
@@ -137,22 +137,22 @@ class Columns(dict[str, list[Any]]):
     def __missing__(self, name: str) -> list[Any]:
         rows = self._rows
         if name == "op":
-            found: list[Any] = [op for op, (first, end) in enumerate(pairwise(rows.starts)) for _ in range(first, end)]
+            column: list[Any] = [op for op, (first, end) in enumerate(pairwise(rows.starts)) for _ in range(first, end)]
         elif name == "role":
-            found = [role for roles, _ in rows.layouts for role in roles]
+            column = [role for roles, _ in rows.layouts for role in roles]
         elif name == "name":
             suffixes = zip(rows.names, rows.layouts, strict=True)
-            found = [f"{call}.{suffix}" for call, (_, own) in suffixes for suffix in own]
+            column = [f"{call}.{suffix}" for call, (_, own) in suffixes for suffix in own]
         elif name == "kind":
-            found = [TENSOR] * rows.starts[-1]
+            column = [TENSOR] * rows.starts[-1]
         else:
-            found = [type(value) is Note and getattr(value, name) for value in rows.value]
-            found = list(map(_shown, found)) if name == "shape" else found
+            column = [type(value) is Note and getattr(value, name) for value in rows.value]
+            column = list(map(_shown, column)) if name == "shape" else column
         field = "shown_shape" if name == "shape" else name
         for row, leaf in rows.plain.items() if name in ("kind", "shape", "dtype") else ():
-            found[row] = getattr(leaf, field)
-        self[name] = found
-        return found
+            column[row] = getattr(leaf, field)
+        self[name] = column
+        return column
 
 
 def plain_leaf(value: Any) -> Leaf | None:
@@ -209,7 +209,7 @@ class MemoryEngine(Engine):
         """Runs are kept apart by their engines, so there is nothing to do."""
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Nothing to do: entries are kept as they come."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -37,7 +37,7 @@ def _lies_open(tensor: Any) -> bool:
 
 
 class KeptTensors(PaddleTensors):
-    """The common tensors by a shorter way; all others as ever.
+    """Common tensors take a shorter way; all others are noted as in the base class.
 
     All are held until the run is over, so that nothing else can get the identity of one that is gone.
     """
@@ -47,7 +47,7 @@ class KeptTensors(PaddleTensors):
         self._recorder = recorder
         self._held: dict[int, Holding] = {}
         self._last = _NOTHING
-        self.exposed = False  # memory was handed out: who has it writes unseen
+        self.exposed = False  # memory was handed out: writes to it go unseen
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
@@ -74,18 +74,18 @@ class KeptTensors(PaddleTensors):
         return note
 
     def note_sum(self, gradient: Any, *, save: bool) -> Note:
-        """Note the gradient of a parameter, who may give its memory back."""
+        """Note the gradient of a parameter, which may free its memory."""
         note = self.note(gradient, save=save)
         if note.row is not None and note.row.payload is gradient:
             aliases.mark_foreign(_data_ptr(gradient))
         return note
 
     def _copied(self, gradient: Any, shape: tuple[int, ...]) -> Row:
-        """A copy. What one layer hands on is mostly what the one before it gets next: then it is the same copy."""
+        """A copy, shared where a layer gets the very gradient that the layer behind it has just passed on."""
         plain = gradient.dtype is _float32 and _lies_open(gradient)
         address, array, row = self._last
-        known = plain and array.shape == shape and _data_ptr(gradient) == address
-        if known and same_bytes(address, row.address, array.nbytes):  # nothing was added to it since
+        same_place = plain and array.shape == shape and _data_ptr(gradient) == address
+        if same_place and same_bytes(address, row.address, array.nbytes):  # nothing was added to it since
             return row
         row = Row()
         if 0 not in shape:
@@ -113,7 +113,7 @@ class KeptTensors(PaddleTensors):
         super().trust()
 
     def distrust(self) -> None:
-        # After the run, whoever runs next settles what it writes to.
+        # After the run, the next run settles what it writes to.
         if not (aliases.allowed and not self._recorder.attached):
             self.settle()
         self.exposed = True

@@ -46,7 +46,7 @@ class RecorderPool:
 
 
 class _Snapshot:
-    """What a module or class held; somebody may replace a function of it between two runs."""
+    """The content of a module or class; a function of it may be replaced between two runs."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -58,7 +58,7 @@ class _Snapshot:
         return len(now) == len(self._held) and all(map(is_, now.values(), self._held.values()))
 
 
-# Tensors noted without a copy, for as long as nobody writes to them.
+# Tensors noted without a copy, until they are written to.
 #
 # Copying what two models compute takes longer than computing it. So a tensor is held, and copied before the first
 # call that writes to memory: the watchers of the recorder see these calls. Where memory may be written unseen (arrays
@@ -70,10 +70,10 @@ class Holder(Protocol):
 
     @property
     def version_of(self) -> Callable[[Any], int]:
-        """Tells the number of a tensor that is another one after each write that the framework itself notices."""
+        """The version of a tensor, which changes with each write that the framework itself notices."""
 
     def copy_of(self, tensor: Any) -> Any:
-        """What a row keeps of a tensor that may change."""
+        """The copy that a row keeps of a tensor that may change."""
 
 
 Holding = tuple[Note, Any, int, Holder]  # what has the tensor, the tensor, its number then, who knows it
@@ -85,7 +85,7 @@ class Aliases:
     def __init__(self) -> None:
         self._waiting: list[Holding] = []
         self._thread: int | None = None
-        self._foreign: set[int] = set()  # where held tensors lie whose memory somebody else may free
+        self._foreign: set[int] = set()  # addresses of held tensors whose owner may free them
 
     @property
     def allowed(self) -> bool:
@@ -100,16 +100,16 @@ class Aliases:
         return True
 
     def mark_foreign(self, address: int) -> None:
-        """What lies here is held, but belongs to somebody who may free it."""
+        """The tensor at this address is held, but its owner may free it."""
         self._foreign.add(address)
 
     def settle_before_freeing(self, address: int) -> None:
-        """Somebody is about to free what lies here."""
+        """The tensor at this address is about to be freed."""
         if address in self._foreign:
             self.settle()
 
     def settle(self) -> None:
-        """Somebody is about to write."""
+        """Memory is about to be written to: copy all held tensors."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._foreign.clear()
@@ -119,13 +119,13 @@ class Aliases:
                     continue
                 row.address = 0
                 shown = row.payload
-                if isinstance(shown, HostTensor):  # somebody has looked at it, where it lies
+                if isinstance(shown, HostTensor):  # it was already read in place
                     row.payload = HostTensor(shown.dtype, shown.shape, shown.data.copy())
                 else:
                     row.payload = holder.copy_of(tensor)
 
     def drop_changed(self) -> int:
-        """Take out what was written to unseen: its value is lost. Returns how many."""
+        """Drop tensors that were written to unseen: their values are lost. Returns how many."""
         waiting = self._waiting
         lost = [note.row for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
         for row in lost:
@@ -135,7 +135,7 @@ class Aliases:
 
     @contextmanager
     def held_until_compared(self, *, allowed: bool) -> Iterator[None]:
-        """Hold tensors while this block runs; after it nobody may look at them. A block inside another belongs to that;
+        """Hold tensors while this block runs; they must not be read after it. A nested block belongs to the outer one;
         other threads copy."""
         if not allowed or self._thread is not None:
             yield
@@ -189,7 +189,7 @@ class LeftGradients:
         recorder.wants("")  # tensors are kept
         names = recorder.engine.rows.names
         mark = f".{BACKWARD}."
-        turns = {name.rpartition(mark)[0] + ".": at for at, name in enumerate(names) if mark in name}
+        turns = {name.rpartition(mark)[0] + ".": turn for turn, name in enumerate(names) if mark in name}
         # A module of which nothing is known comes last.
         for info in sorted(self._infos, key=lambda info: turns.get(info.prefix, len(names))):
             notes = {}

@@ -38,9 +38,9 @@ class _Watching(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
 def _sees_elements_written() -> bool:
     """Whether ``tensor[:] = other`` can be watched. With PyTorch 2.2 it cannot, so tensors are copied at once there."""
-    tensor, other = torch.zeros(2), torch.ones(2)
+    tensor, values = torch.zeros(2), torch.ones(2)
     with _Watching() as watching:
-        tensor[:] = other
+        tensor[:] = values
     return bool(watching.seen)
 
 
@@ -57,7 +57,7 @@ class KeptTensors(TensorBook):
         super().__init__(values=False, digest=None)
         self._held: dict[int, Holding] = {}
         self._names: dict[torch.dtype, str] = {}
-        self.exposed = False  # memory was handed out: who has it writes unseen
+        self.exposed = False  # memory was handed out: writes to it go unseen
 
     def keep(self, tensor: torch.Tensor) -> Note:
         """Note a plain tensor or parameter and keep its content."""
@@ -70,7 +70,7 @@ class KeptTensors(TensorBook):
         return held[0]
 
     def keep_passing(self, tensor: torch.Tensor) -> Note:
-        """The same for a tensor that autograd takes over, which it does only where nobody else has it."""
+        """The same for a tensor that autograd takes over, which it does only where it has no other owner."""
         if type(tensor) is not torch.Tensor or _number_of(_keys_of(tensor)) != _PLAIN:
             return self.note(tensor, save=True)
         return self._kept(tensor, tensor.detach())[0]
@@ -108,7 +108,7 @@ class KeptTensors(TensorBook):
 
     def collect(self) -> Callable[[], None] | None:
         self.exposed = False
-        if aliases.allowed:  # whoever runs next settles what it writes to
+        if aliases.allowed:  # the next run settles what it writes to
             self._held.clear()
             self._numbers.clear()
             self._notes = {}

@@ -1,4 +1,4 @@
-"""The gradients that one call received and handed on, taken from MindSpore's own graph without touching it.
+"""The incoming and outgoing gradients of one call, taken from MindSpore's own graph without touching it.
 
 Before a call the places are noted where its inputs' gradients go. After it, the graph is walked from the outputs down
 to those places. A pre-hook on an output's node shows the incoming gradient; a post-hook on each node that feeds an
@@ -64,16 +64,16 @@ class NodeIndex:
             for slot, (target, target_slot) in enumerate(node.next_functions):
                 if target is None:
                     continue
-                other = target._unique_id()
-                self._feeds.setdefault((other, target_slot), []).append((node, slot, number))
+                target_key = target._unique_id()
+                self._feeds.setdefault((target_key, target_slot), []).append((node, slot, number))
                 age = target._sequence_nr()
-                if other in seen or age >= _LEAF_NUMBER:
+                if target_key in seen or age >= _LEAF_NUMBER:
                     continue
                 if age >= since:
                     todo.append(target)
-                elif other not in self._waiting:
-                    self._waiting[other] = target
-                    heappush(border, (-age, other))
+                elif target_key not in self._waiting:
+                    self._waiting[target_key] = target
+                    heappush(border, (-age, target_key))
 
     def meet(self, number: int) -> None:
         """A node with this number exists."""
@@ -142,19 +142,19 @@ class NodeWatch:
         index, since, crossing = self._index, self._since, self.crossing
         leaving: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
         claimed: set[Edge] = set()
-        for at, edge in enumerate(self._places):
+        for place, edge in enumerate(self._places):
             if edge is None or edge in claimed:
                 continue
             claimed.add(edge)
             feeding = index.feeding(edge, since)
             if feeding:
-                crossing.expect(at, len(feeding))
+                crossing.expect(place, len(feeding))
             for node, slot in feeding:
-                leaving.setdefault(node._unique_id(), (node, []))[1].append((slot, at))
+                leaving.setdefault(node._unique_id(), (node, []))[1].append((slot, place))
         crossing.awaited = 0
         for key, (node, slots) in arriving.items():
             # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
-            pure = [(slot, at) for slot, at in slots if not index.feeding((key, slot), since)]
+            pure = [(slot, place) for slot, place in slots if not index.feeding((key, slot), since)]
             crossing.awaited += len(pure)
             crossing.handles.append(node.register_prehook(self._hook(crossing.arrive, pure)))
         for node, slots in leaving.values():
@@ -164,8 +164,8 @@ class NodeWatch:
         work = self._recorder.work
 
         def see(gradients: Any) -> None:
-            for slot, at in slots:
-                act(at, gradients[slot] if slot < len(gradients) else None)
+            for slot, place in slots:
+                act(place, gradients[slot] if slot < len(gradients) else None)
 
         def hook(gradients: Any, _received: Any = None) -> None:
             work("recording gradients", see, gradients)
@@ -206,9 +206,9 @@ class AliasWatch:
         crossing = self.crossing
         crossing.incoming = [None] * len(outputs)
         crossing.awaited = 0
-        for at, tensor in enumerate(outputs):
+        for index, tensor in enumerate(outputs):
             if is_differentiable(tensor):
-                tensor.register_hook(self._hook(partial(crossing.arrive, at)))
+                tensor.register_hook(self._hook(partial(crossing.arrive, index)))
                 crossing.awaited += 1
         if crossing.awaited:
             self._recorder.crossings.add(crossing)

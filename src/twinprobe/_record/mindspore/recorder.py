@@ -14,7 +14,7 @@ from mindspore import nn
 from twinprobe._record.calls import Site, outside_compiled
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
-from twinprobe._record.eager.apis import Replaced, around
+from twinprobe._record.eager.apis import Replaced, around, calling
 from twinprobe._record.eager.host_rows import HostRows
 from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
@@ -79,11 +79,11 @@ class MindSporeRecorder(EagerRecorder):
 
     @staticmethod
     def settings() -> dict[str, Any]:
-        found: dict[str, Any] = {"version": ms.__version__, "device": ms.get_context("device_target")}
+        settings: dict[str, Any] = {"version": ms.__version__, "device": ms.get_context("device_target")}
         with suppress(Exception):  # each name came with some version
-            found["deterministic"] = ms.get_context("deterministic") == "ON"
-            found["threads"] = ms.get_context("runtime_num_threads")
-        return {**found, "autocast": None}
+            settings["deterministic"] = ms.get_context("deterministic") == "ON"
+            settings["threads"] = ms.get_context("runtime_num_threads")
+        return {**settings, "autocast": None}
 
     def make_perturbation(self, seed: int) -> HostPerturbation:
         device = ms.get_context("device_target")
@@ -126,8 +126,8 @@ class MindSporeRecorder(EagerRecorder):
         return outside_compiled(model.cells_and_names(), is_jitted)
 
     def own_parameters(self, module: Any, deep: bool) -> Mapping[str, Any]:
-        found = module.parameters_and_names() if deep else module._params.items()
-        return {name: one for name, one in found if one is not None}
+        named = module.parameters_and_names() if deep else module._params.items()
+        return {name: parameter for name, parameter in named if parameter is not None}
 
     def needs_gradient(self, tensor: Any) -> bool:
         return bool(tensor.requires_grad) if isinstance(tensor, ms.Parameter) else is_differentiable(tensor)
@@ -150,79 +150,65 @@ class MindSporeRecorder(EagerRecorder):
         return self._primitives.replaced(models, self)
 
     def writing_sites(self) -> Iterable[Site]:
-        known = {(id(site.owner), site.attribute) for site in self.sites()} if self.records_apis else set()
-        return [site for site in writing_sites() if (id(site.owner), site.attribute) not in known]
+        recorded = {(id(site.owner), site.attribute) for site in self.sites()} if self.records_apis else set()
+        return [site for site in writing_sites() if (id(site.owner), site.attribute) not in recorded]
 
     def write_hooks(self) -> Iterable[Any]:
         for name in _HANDING_OUT:
             if hasattr(ms.Tensor, name):
-                yield Replaced(ms.Tensor, name, self.handing_out)
+                yield Replaced(ms.Tensor, name, around(self.memory_exposed))
         if JitExecutor is not None:
-            yield Replaced(JitExecutor, "__call__", self._calling_jit)
+            yield Replaced(JitExecutor, "__call__", calling(self._call_jit))
         if GraphExecutor is not None:
             yield Replaced(GraphExecutor, "__call__", around(lambda: None, self.known.forget))
         if not self.records_apis:  # else call_hooks() stands before the primitives
             yield from self._primitives.replaced([], self)
 
-    def _calling_jit(self, original: Any) -> Any:
-        """Compiled functions may write to anything; each is said once."""
-
-        @functools.wraps(original)
-        def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            name = getattr(getattr(executor, "fn", None), "__qualname__", "")
-            if name and getattr(executor, "obj", None) is None and name not in self._jit_calls:
-                self._jit_calls.add(name)
-                logger.warning(
-                    "%s is given to mindspore.jit and runs as a compiled graph: no call inside it is recorded", name
-                )
-            try:
-                return original(executor, *args, **kwargs)
-            finally:
-                self.known.forget()
-
-        return call
+    def _call_jit(self, original: Any, executor: Any, args: Any, kwargs: Any) -> Any:
+        """A compiled function may write to anything. The user is told of each one once."""
+        name = getattr(getattr(executor, "fn", None), "__qualname__", "")
+        if name and getattr(executor, "obj", None) is None and name not in self._jit_calls:
+            self._jit_calls.add(name)
+            logger.warning(
+                "%s is given to mindspore.jit and runs as a compiled graph: no call inside it is recorded", name
+            )
+        try:
+            return original(executor, *args, **kwargs)
+        finally:
+            self.known.forget()
 
     def suspend_hooks(self) -> Iterable[Replaced]:
         # A compiler reads the source of the functions it meets: it must meet the framework's own.
         make = around(self.originals_back, self.wrappers_back)
-        owners = [one for one in (JitExecutor, GraphExecutor) if one is not None and hasattr(one, "compile")]
-        return [Replaced(owner, "compile", make) for owner in owners]
+        return [Replaced(owner, "compile", make) for owner in (JitExecutor, GraphExecutor) if hasattr(owner, "compile")]
 
     def update_hooks(self) -> Iterable[Any]:
         for kind in _OPTIMIZERS:
-            yield Replaced(kind, "__call__", self._stepping)
+            yield Replaced(kind, "__call__", calling(self._step))
         if _Clipping is not None:
-            yield Replaced(_Clipping, "__call__", self._clipping)
+            yield Replaced(_Clipping, "__call__", calling(self._clip))
 
-    def _stepping(self, original: Any) -> Any:
+    def _step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Optimizers are cells, called with the gradients."""
+        gradients = args[0] if args else next(iter(kwargs.values()), ())
+        held = [id(parameter) for parameter in optimizer.parameters]
+        return self.updates.step(
+            optimizer,
+            lambda: dict(zip(held, gradients, strict=False)) if isinstance(gradients, tuple | list) else {},
+            lambda: groups_of_a_step(optimizer),
+            lambda: original(optimizer, *args, **kwargs),
+        )
 
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            given = args[0] if args else next(iter(kwargs.values()), ())
-            held = [id(one) for one in optimizer.parameters]
-            return self.updates.step(
-                optimizer,
-                lambda: dict(zip(held, given, strict=False)) if isinstance(given, tuple | list) else {},
-                lambda: groups_of_a_step(optimizer),
-                lambda: original(optimizer, *args, **kwargs),
-            )
-
-        return step
-
-    def _clipping(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def clip(cell: Any, gradients: Any) -> Any:
-            self.updates.clipping(lambda: self.updates.norm(gradients))
-            return original(cell, gradients)
-
-        return clip
+    def _clip(self, original: Any, cell: Any, args: Any, kwargs: Any) -> Any:
+        gradients = args[0] if args else next(iter(kwargs.values()), ())
+        self.updates.clipping(lambda: self.updates.norm(gradients))
+        return original(cell, *args, **kwargs)
 
 
 # Optimizers. What MindSpore's call their settings, and what PyTorch's do: runs of both are compared.
 
 _new_optimizer = first_of("mindspore.experimental.optim.optimizer:Optimizer")  # with groups, as PyTorch has them
-_OPTIMIZERS = tuple(one for one in (nn.Optimizer, _new_optimizer) if one is not None)
+_OPTIMIZERS = tuple(kind for kind in (nn.Optimizer, _new_optimizer) if kind is not None)
 _Clipping = first_of("mindspore.ops.function.clip_func:_ClipByGlobalNorm")  # what clip_by_global_norm makes and calls
 _SETTINGS = {
     "beta1": "betas.0", "beta2": "betas.1", "eps": "eps", "momentum": "momentum", "dampening": "dampening",
@@ -236,25 +222,22 @@ def groups_of(optimizer: Any) -> list[Group]:
     if not isinstance(optimizer, nn.Optimizer):
         return [Group(list(group["params"]), dict(_plain(group))) for group in optimizer.param_groups]
     decay = optimizer.get_weight_decay() if hasattr(optimizer, "get_weight_decay") else optimizer.weight_decay
-    given = {name: _number(getattr(optimizer, name, None)) for name in _SETTINGS}
-    shared = {
-        key: given[name]
-        for name, key in _SETTINGS.items()
-        if given[name] is not None and given[name] != _USUAL.get(name)
-    }
+    values = {name: _number(getattr(optimizer, name, None)) for name in _SETTINGS}
+    values = {name: value for name, value in values.items() if value is not None and value != _USUAL.get(name)}
+    shared = {_SETTINGS[name]: value for name, value in values.items()}
     parameters = list(optimizer.parameters)
     rates, decays = (
-        [_number(one) for one in value] if isinstance(value, tuple | list) else [_number(value)] * len(parameters)
+        [_number(item) for item in value] if isinstance(value, tuple | list) else [_number(value)] * len(parameters)
         for value in (optimizer.get_lr(), decay)
     )
     filters = getattr(optimizer, "decay_flags", None) or [True] * len(parameters)
-    found: list[Group] = []
-    for parameter, rate, own, decays_it in zip(parameters, rates, decays, filters, strict=False):
-        settings = {"lr": rate, "weight_decay": own if decays_it else 0.0, **shared}
-        if not found or found[-1].settings != settings:
-            found.append(Group([], settings))
-        found[-1].parameters.append(parameter)
-    return found
+    groups: list[Group] = []
+    for parameter, rate, own_decay, decays_it in zip(parameters, rates, decays, filters, strict=False):
+        settings = {"lr": rate, "weight_decay": own_decay if decays_it else 0.0, **shared}
+        if not groups or groups[-1].settings != settings:
+            groups.append(Group([], settings))
+        groups[-1].parameters.append(parameter)
+    return groups
 
 
 def groups_of_a_step(optimizer: Any) -> list[Group]:
@@ -262,29 +245,29 @@ def groups_of_a_step(optimizer: Any) -> list[Group]:
 
     nn.Adam adds eps before it corrects the bias of the second moment, PyTorch after it: eps is what PyTorch would need.
     """
-    found = groups_of(optimizer)
+    groups = groups_of(optimizer)
     if isinstance(optimizer, nn.Adam):
-        for settings in {id(group.settings): group.settings for group in found}.values():
-            settings["eps"] /= (1.0 - _number(optimizer.beta2_power) * settings["betas.1"]) ** 0.5
-    return found
+        for group in groups:  # no two share their settings
+            group.settings["eps"] /= (1.0 - _number(optimizer.beta2_power) * group.settings["betas.1"]) ** 0.5
+    return groups
 
 
 def _plain(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings of a group that are numbers, or several of them."""
     for key, value in group.items():
-        several = isinstance(value, list | tuple) and key != "params"
-        for place, one in enumerate(value if several else [value]):
-            number = None if key == "params" else _number(one)
+        several = isinstance(value, list | tuple)
+        for place, item in enumerate(value if several else [value]) if key != "params" else ():
+            number = _number(item)
             if number is not None:
                 yield (f"{key}.{place}" if several else key), number
 
 
 def _number(value: Any) -> Any:
-    """A setting as a number or a flag; None where it is none."""
+    """A setting as a number or a flag; None for anything else."""
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, ms.Tensor):
-        # 0.1 is what the program gave, not the float32 next to it.
+        # The program gave 0.1, not the float32 nearest to it.
         return float(str(value.asnumpy().reshape(-1)[0])) if value.size == 1 else None
     return value if isinstance(value, bool | int | float) else None
 
@@ -315,15 +298,13 @@ class MindSporeWatcher(EagerWatcher):
         return HostTensor(name, tuple(tensor.shape), array.reshape(-1))
 
     def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
-        return [(name, one) for name, one in model.parameters_and_names() if one.requires_grad]
+        return [(name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad]
 
     def random_state(self) -> bytes:
-        state: bytes = ms.get_rng_state().asnumpy().tobytes()
-        return state
+        return bytes(ms.get_rng_state().asnumpy())
 
     def held_by(self, optimizer: Any) -> Iterable[Any]:
-        found: Iterable[Any] = optimizer.parameters
-        return found
+        return list(optimizer.parameters)
 
     def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
         seen: list[dict[str, Any]] = []  # groups that follow one another may be the same
@@ -334,32 +315,25 @@ class MindSporeWatcher(EagerWatcher):
 
     def called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(module, _OPTIMIZERS) and args:
-            given = args[0]
-            pairs = zip(module.parameters, given, strict=False) if isinstance(given, tuple | list) else ()
+            gradients = args[0] if isinstance(args[0], tuple | list) else ()
+            pairs = zip(module.parameters, gradients, strict=False)
             return self.update(module, pairs, lambda: original(module, *args, **kwargs))
         return super().called(original, module, args, kwargs)
 
     def hooks(self) -> Iterable[Any]:
         kind = type(executor)
-        yield Replaced(kind, "end_graph", self._ending)
-        yield Replaced(kind, "grad", around(self._begin, self._end))
+        yield Replaced(kind, "end_graph", calling(self._end_graph))
+        yield Replaced(kind, "grad", calling(self._backward))
 
-    def _ending(self, original: Any) -> Any:
-        """The function that is differentiated has ended: its first result is the loss."""
+    def _end_graph(self, original: Any, runner: Any, args: Any, kwargs: Any) -> Any:
+        """The differentiated function has ended: its first result is the loss."""
+        output = args[1]
+        self.work(self.saw_loss, output[0] if isinstance(output, tuple | list) and output else output)
+        return original(runner, *args, **kwargs)
 
-        @functools.wraps(original)
-        def end(runner: Any, function: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-            first = output[0] if isinstance(output, tuple | list) and output else output
-            self.work(self.saw_loss, first)
-            return original(runner, function, output, *args, **kwargs)
-
-        return end
-
-    def _begin(self) -> None:
-        self.passes += 1
-
-    def _end(self) -> None:
-        self.passes -= 1
+    def _backward(self, original: Any, runner: Any, args: Any, kwargs: Any) -> Any:
+        with self.in_pass():
+            return original(runner, *args, **kwargs)
 
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")

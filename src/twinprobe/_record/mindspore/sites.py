@@ -60,7 +60,7 @@ _COLLECTIVES = words(
 
 
 def make_api(kind: str, name: str) -> Api:
-    """An Api by type and name. As in dumps of old, shape-only calls are recorded too: only CORE is told apart."""
+    """An Api by type and name. As in older dumps, shape-only calls are recorded too: only CORE is a rank apart."""
     bare = name.rpartition(".")[2]
     rank = CORE if bare in _CORE or "istributed" in kind else FOCUS
     given = kind == "MintDistributed"  # these write to their arguments
@@ -95,8 +95,8 @@ def writing_sites() -> tuple[Site, ...]:
     """Everything among these that writes, and the methods that are never recorded but write."""
     recorded = [site for site in function_sites() if site.api.in_place]
     names = {site.attribute for site in recorded if site.owner is ms.Tensor}
-    others = [name for name in dir(ms.Tensor) if name not in names and writes_in_place(name) and name[0] != "_"]
-    methods = [(name, inspect.getattr_static(ms.Tensor, name)) for name in others if name != "requires_grad_"]
+    unrecorded = [name for name in dir(ms.Tensor) if name not in names and writes_in_place(name) and name[0] != "_"]
+    methods = [(name, inspect.getattr_static(ms.Tensor, name)) for name in unrecorded if name != "requires_grad_"]
     plain = [(name, method) for name, method in methods if callable(method) and not isinstance(method, staticmethod)]
     return (*recorded, *(Site(ms.Tensor, name, method, make_api("Tensor", name)) for name, method in plain))
 
@@ -135,7 +135,7 @@ class PrimitiveSites:
         return {type(primitive) for primitive, _ in self._apis.values()}
 
     def replaced(self, models: list[Any], recorder: Any) -> Iterator[Any]:
-        """Stand before ``__call__`` of each class; yields handles with remove()."""
+        """Replace ``__call__`` of each class; yields handles with remove()."""
         for kind in self.learn(models) | writing_primitives():
             yield Replaced(
                 kind, "__call__", functools.partial(self._recorded, recorder, writes_in_place(kind.__name__))
@@ -145,10 +145,10 @@ class PrimitiveSites:
         original = writing(recorder.known)(call) if writes else call
 
         def called(_original: Any, primitive: Any, args: Any, kwargs: Any) -> Any:
-            known = self._apis.get(id(primitive))
-            if known is None or recorder.busy or recorder.in_api or not recorder.listening():
+            kept = self._apis.get(id(primitive))
+            if kept is None or recorder.busy or recorder.in_api or not recorder.listening():
                 return original(primitive, *args, **kwargs)
-            return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(2), skip=1)
+            return recorder.apis.record(kept[1], original, (primitive, *args), kwargs, sys._getframe(2), skip=1)
 
         return calling(called)(call)
 
@@ -160,10 +160,10 @@ def writing_primitives() -> set[type]:
 
 @functools.lru_cache(maxsize=1)
 def _writing_primitives(_imported: int) -> set[type]:
-    found, waiting = set(), [ops.Primitive]
+    classes, waiting = set(), [ops.Primitive]
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
         if writes_in_place(kind.__name__):
-            found.add(kind)
-    return found
+            classes.add(kind)
+    return classes

@@ -24,14 +24,14 @@ _dtypes: dict[Any, tuple[str, str]] = {}
 def dtype_names(tensor: Any) -> tuple[str, str]:
     """``Float32`` as a dump writes it and ``float32`` as the kernels call it."""
     dtype = tensor.dtype
-    known = _dtypes.get(dtype)
-    if known is None:
-        known = _dtypes[dtype] = (str(dtype), str(dtype).lower())
-    return known
+    names = _dtypes.get(dtype)
+    if names is None:
+        names = _dtypes[dtype] = (str(dtype), str(dtype).lower())
+    return names
 
 
 class Reading:
-    """Looking at a tensor, even at its dtype, waits for what makes it: an error that shows here is the program's."""
+    """Reading a tensor, even its dtype, waits for the operation that makes it: an error here is the program's."""
 
     __slots__ = ()
     _said: ClassVar[bool] = False
@@ -90,11 +90,11 @@ def first_of(*places: str) -> Any:
     for place in places:
         module, _, name = place.partition(":")
         try:
-            found = getattr(import_module(module), name, None)
+            value = getattr(import_module(module), name, None)
         except ImportError:
             continue
-        if found is not None:
-            return found
+        if value is not None:
+            return value
     return None
 
 

@@ -1,4 +1,4 @@
-"""A call's own share of its inputs' gradients, by an identity function in front of every use of a tensor.
+"""The part that one call contributes to its inputs' gradients, by an identity function before every use of a tensor.
 
 A hook on a tensor shows the sum over everything that used it. So each operation gets an alias of its own of each tensor
 it uses: the same memory, and the gradient handed on unchanged. What a layer or an API call contributes is the sum over
@@ -38,7 +38,7 @@ def _axes(count: int) -> list[int]:
 
 
 def view_of(tensor: Any) -> Any:
-    """The same memory as a new tensor, which keeps it when the other one gives it back."""
+    """A new tensor on the same memory, which stays allocated when the first tensor is freed."""
     return _transpose(tensor, _axes(tensor.ndim))
 
 
@@ -61,7 +61,7 @@ _share_leaf = LeafShare.apply  # bound before PyLayer.apply itself is watched
 
 
 def share(tensor: Any, heard: Heard | None, may_be_rows: bool) -> Any:
-    """The same memory as a new tensor; tells what flows back through it and hands it on unchanged.
+    """A new tensor on the same memory; ``heard`` gets the gradient that flows back, which is passed on unchanged.
 
     A PyLayer only where it must be: with these, Paddle crashes in the second pass of a graph that is retained.
     """
@@ -78,10 +78,10 @@ def is_differentiable(tensor: Any) -> bool:
     dtype = tensor.dtype
     if dtype is _float32:
         return True
-    known = _differentiable.get(dtype)
-    if known is None:
-        known = _differentiable[dtype] = bool(_is_floating_point(tensor) or _is_complex(tensor))
-    return known
+    cached = _differentiable.get(dtype)
+    if cached is None:
+        cached = _differentiable[dtype] = bool(_is_floating_point(tensor) or _is_complex(tensor))
+    return cached
 
 
 class UseGraph:
@@ -127,7 +127,7 @@ class UseGraph:
             if not isinstance(value, _Tensor) or value.stop_gradient:
                 return value
             users = self._users.get(id(value), ())
-            # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
+            # A leaf that no call under way has taken needs no alias: its parts are added in the same order anyway.
             if (not users and value.is_leaf) or not value.is_dense():
                 return value
             if id(value) in kept:
@@ -145,7 +145,7 @@ class UseGraph:
         return partial(self.recorder.work, _HEARING, _left, tuple(users))
 
     def _spoil(self, tensor: Any) -> None:
-        """An input was written to in place: its gradient from before that cannot be told any more."""
+        """An input was written to in place: its gradient from before the write can no longer be told apart."""
         self._users.pop(id(tensor), None)
         for frame in self._frames:
             index = frame.places.pop(id(tensor), None)
@@ -180,12 +180,12 @@ class UseWatch:
         crossing = self.crossing
         crossing.incoming = [None] * len(outputs)
         awaited = 0
-        for at, tensor in enumerate(outputs):
+        for index, tensor in enumerate(outputs):
             if tensor.stop_gradient or id(tensor) in self.places:  # what it was given is not its own
                 continue
             awaited += 1
             # It stays, silent once the crossing is done: removing one in a hook crashes.
-            _register_hook(tensor, partial(self._graph.recorder.work, _HEARING, crossing.arrive, at))
+            _register_hook(tensor, partial(self._graph.recorder.work, _HEARING, crossing.arrive, index))
         if awaited:
             crossing.awaited = awaited
             self._graph.recorder.crossings.add(crossing)
@@ -197,7 +197,7 @@ class UseWatch:
 
 # Paddle's single operations, where tensors are used: wrapped so that every use gets an alias of its own.
 
-# Operators and methods that are compiled code: they do not come by the namespace of operations.
+# Operators and methods that are compiled code: they bypass the namespace of operations.
 COMPILED_METHODS = words(
     """
     __add__ __sub__ __mul__ __truediv__ __div__ __floordiv__ __mod__ __pow__ __matmul__ __radd__ __rsub__ __rmul__
@@ -269,7 +269,7 @@ def custom_layers(recorder: Any, graph: UseGraph) -> Replaced:
             return _compiled_apply(cls, *args, **kwargs)
         if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
             args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
-        recorder.known.settle()  # nobody knows what its kernels write to
+        recorder.known.settle()  # its kernels may write to anything
         return _compiled_apply(cls, *args, **kwargs)
 
     return Replaced(PyLayer, "apply", lambda _original: classmethod(apply))

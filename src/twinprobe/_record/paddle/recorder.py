@@ -12,7 +12,7 @@ import paddle
 from twinprobe._record.calls import CORE, Api, Site, outside_compiled
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
-from twinprobe._record.eager.apis import Patches, Replaced, around
+from twinprobe._record.eager.apis import Patches, Replaced, around, calling
 from twinprobe._record.eager.host_rows import HostRows, KnownRows
 from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
@@ -30,8 +30,9 @@ from twinprobe.errors import BadInput
 
 _IN_OUT = "in_out"
 _TRANSPOSED = paddle.nn.Linear  # weight is [in, out] here, [out, in] in PyTorch and MindSpore
-_HANDING_OUT = ("get_tensor", "value", "__dlpack__", "__cuda_array_interface__")  # nobody sees what is written there
+_HANDING_OUT = ("get_tensor", "value", "__dlpack__", "__cuda_array_interface__")  # writes to this memory go unseen
 _PLACES = (paddle.CPUPlace, paddle.CUDAPlace, paddle.base.core.Place)
+_BACKWARD = ((paddle.Tensor, "backward"), (paddle.autograd, "backward"), (paddle, "grad"))  # functions that run a pass
 _STATIC = frozenset({"StaticFunction", "SymbolicStaticFunction", "ASTStaticFunction"})
 
 
@@ -68,18 +69,18 @@ class PaddleRecorder(EagerRecorder):
 
     @staticmethod
     def settings() -> dict[str, Any]:
-        known = paddle.base.core.globals()
+        flag_values = paddle.base.core.globals()
         names = {
             "cudnn_deterministic": "FLAGS_cudnn_deterministic",
             "tf32_matmul": "FLAGS_allow_tf32_op_override",
             "mkldnn": "FLAGS_use_mkldnn",
             "threads": "FLAGS_paddle_num_threads",
         }
-        found = {key: known[flag] for key, flag in names.items() if flag in known.keys()}  # noqa: SIM118
+        flags = {key: flag_values[flag] for key, flag in names.items() if flag in flag_values.keys()}  # noqa: SIM118
         tracer = paddle.base.framework._dygraph_tracer()
         on = tracer is not None and tracer._amp_level != paddle.base.core.AmpLevel.O0
         autocast = str(tracer._amp_dtype) if on else None
-        return {"version": paddle.__version__, "device": paddle.get_device(), **found, "autocast": autocast}
+        return {"version": paddle.__version__, "device": paddle.get_device(), **flags, "autocast": autocast}
 
     def make_perturbation(self, seed: int) -> HostPerturbation:
         if paddle.get_device() != "cpu":
@@ -100,7 +101,7 @@ class PaddleRecorder(EagerRecorder):
         return Leaf({}) if isinstance(value, _PLACES) else NOT_MINE
 
     def find_subfolder(self, models: list[Any]) -> str:
-        for path, layer, traced in (one for model in models for one in self.watched_modules(model)):
+        for path, layer, traced in (watched for model in models for watched in self.watched_modules(model)):
             if traced:
                 logger.warning(
                     "%s (%s) was given to paddle.jit.to_static and runs as a program, which Python cannot observe: "
@@ -117,8 +118,8 @@ class PaddleRecorder(EagerRecorder):
         return outside_compiled(model.named_sublayers(), is_static)
 
     def own_parameters(self, module: Any, deep: bool) -> Mapping[str, Any]:
-        found = module.named_parameters() if deep else module._parameters.items()
-        return {name: one for name, one in found if one is not None}
+        named = module.named_parameters() if deep else module._parameters.items()
+        return {name: parameter for name, parameter in named if parameter is not None}
 
     def layout_of(self, module: Any, name: str) -> str | None:
         *path, last = name.split(".")
@@ -149,9 +150,7 @@ class PaddleRecorder(EagerRecorder):
         return total
 
     def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Replaced]:
-        make = around(begin, end)
-        owners = ((paddle.Tensor, "backward"), (paddle.autograd, "backward"), (paddle, "grad"))
-        return [Replaced(owner, name, make) for owner, name in owners]
+        return [Replaced(owner, name, around(begin, end)) for owner, name in _BACKWARD]
 
     def writing_sites(self) -> Iterable[Site]:
         if not self.records_apis:
@@ -161,41 +160,30 @@ class PaddleRecorder(EagerRecorder):
             yield from (site for site in operation_sites() if writes(site.attribute))
 
     def write_hooks(self) -> Iterable[Replaced]:
-        return [
-            Replaced(paddle.Tensor, name, self.handing_out) for name in _HANDING_OUT if hasattr(paddle.Tensor, name)
-        ]
+        names = [name for name in _HANDING_OUT if hasattr(paddle.Tensor, name)]
+        return [Replaced(paddle.Tensor, name, around(self.memory_exposed)) for name in names]
 
     def use_hooks(self) -> Iterable[Any]:
         self._operations.attach(operation_sites())
         return [self._operations, custom_layers(self, self._graph)]
 
     def update_hooks(self) -> Iterable[Any]:
-        for kind in with_subclasses(paddle.optimizer.Optimizer):
-            for name in ("step", "minimize"):  # the one may call the other
-                if name in vars(kind):
-                    yield Replaced(kind, name, self._stepping)
-        yield Replaced(paddle.nn.clip.ClipGradBase, "__call__", self._clipping_inside)
+        yield from optimizer_steps(self._step)
+        yield Replaced(paddle.nn.clip.ClipGradBase, "__call__", calling(self._clip_inside))
         self._clipping.attach(self._clipping_sites)
         yield self._clipping
 
-    def _stepping(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.updates.step(
-                optimizer,
-                lambda: {id(one): gradient_of(one) for one in held_by(optimizer)},
-                lambda: groups_of(optimizer),
-                lambda: original(optimizer, *args, **kwargs),
-            )
+    def _step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        return self.updates.step(
+            optimizer,
+            lambda: {id(parameter): gradient_of(parameter) for parameter in held_by(optimizer)},
+            lambda: groups_of(optimizer),
+            lambda: original(optimizer, *args, **kwargs),
+        )
 
-        return step
-
-    def _clipping_inside(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def clip(clipper: Any, pairs: Any) -> Any:
-            return self.updates.clip_inside(pairs, lambda: original(clipper, pairs))
-
-        return clip
+    def _clip_inside(self, original: Any, clipper: Any, args: Any, kwargs: Any) -> Any:
+        pairs = args[0] if args else next(iter(kwargs.values()))
+        return self.updates.clip_inside(pairs, lambda: original(clipper, *args, **kwargs))
 
     def _clip(self, site: Site) -> Any:
         @functools.wraps(site.original)
@@ -217,7 +205,7 @@ _SETTINGS = {
 
 
 def gradient_of(parameter: Any) -> Any:
-    """The gradient that an optimizer takes; None where there is none."""
+    """The gradient that an optimizer uses; None where there is none."""
     main = getattr(parameter, "main_grad", None)
     return parameter.grad if main is None else main
 
@@ -225,27 +213,35 @@ def gradient_of(parameter: Any) -> Any:
 def held_by(optimizer: Any) -> list[Any]:
     """The parameters of an optimizer."""
     groups = getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None) or ()
-    return [one for group in groups for one in (group["params"] if isinstance(group, dict) else [group])]
+    return [held for group in groups for held in (group["params"] if isinstance(group, dict) else [group])]
 
 
 def groups_of(optimizer: Any) -> list[Group]:
     """The parameters of an optimizer with their settings."""
     rate = float(optimizer.get_lr())
     shared = [(key, getattr(optimizer, name, None)) for name, key in _SETTINGS.items()]
-    groups = [one for one in getattr(optimizer, "_param_groups", None) or () if isinstance(one, dict)]
-    found = []
+    groups = [group for group in getattr(optimizer, "_param_groups", None) or () if isinstance(group, dict)]
+    made = []
     for group in groups or [{"params": held_by(optimizer)}]:
         settings: dict[str, Any] = {"lr": rate * float(group.get("learning_rate", 1.0)), "weight_decay": 0.0}
         own = [("weight_decay", group.get(name)) for name in ("regularization_coeff", "weight_decay")]
         plain = {key: getattr(value, "_coeff", value) for key, value in (*shared, *own) if value is not None}
         settings |= {key: value for key, value in plain.items() if isinstance(value, bool | int | float)}
-        found.append(Group(group["params"], settings))
-    return found
+        made.append(Group(group["params"], settings))
+    return made
 
 
 def with_subclasses(kind: Any) -> list[Any]:
     """A class and everything derived from it."""
-    return [kind, *(one for child in kind.__subclasses__() for one in with_subclasses(child))]
+    return [kind, *(derived for child in kind.__subclasses__() for derived in with_subclasses(child))]
+
+
+def optimizer_steps(step: Callable[[Any, Any, Any, Any], Any]) -> Iterator[Replaced]:
+    """Have ``step`` called in place of every optimizer's own; ``minimize`` may call ``step``."""
+    for kind in with_subclasses(paddle.optimizer.Optimizer):
+        for name in ("step", "minimize"):
+            if name in vars(kind):
+                yield Replaced(kind, name, calling(step))
 
 
 # Watching: a few numbers for each step.
@@ -267,57 +263,47 @@ class PaddleWatcher(EagerWatcher):
 
     def on_host(self, tensor: Any) -> HostTensor | None:
         content = tensor._local_value() if tensor.is_dist() else tensor
-        if not content.is_dense() or not content.place.is_cpu_place():
-            return None
-        array = _tensors.read(content, dtype_name(content))
+        on_cpu = content.is_dense() and content.place.is_cpu_place()
+        array = _tensors.read(content, dtype_name(content)) if on_cpu else None
         if array is None:
             return None
         return HostTensor(dtype_name(content), tuple(content.shape), np.ascontiguousarray(array).reshape(-1))
 
     def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
-        return [(name, one) for name, one in model.named_parameters() if not one.stop_gradient]
+        return [(name, parameter) for name, parameter in model.named_parameters() if not parameter.stop_gradient]
 
     def random_state(self) -> bytes:
         # The state is the generator's words; before them stands an address, which means nothing.
-        words = " ".join(str(one) for one in paddle.get_rng_state("cpu")).split()
+        words = " ".join(map(str, paddle.get_rng_state("cpu"))).split()
         return " ".join(word for word in words if not word.startswith("0x")).encode()
 
     def held_by(self, optimizer: Any) -> Iterable[Any]:
         return held_by(optimizer)
 
     def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
-        for at, group in enumerate(groups_of(optimizer)):
-            yield from ((f"{at}.{key}", value) for key, value in group.settings.items())
+        for number, group in enumerate(groups_of(optimizer)):
+            yield from ((f"{number}.{key}", value) for key, value in group.settings.items())
 
     def hooks(self) -> Iterable[Any]:
-        for owner, name in ((paddle.Tensor, "backward"), (paddle.autograd, "backward"), (paddle, "grad")):
-            yield Replaced(owner, name, functools.partial(self._passing, name == "grad"))
-        for kind in with_subclasses(paddle.optimizer.Optimizer):
-            for name in ("step", "minimize"):
-                if name in vars(kind):
-                    yield Replaced(kind, name, self._stepping)
+        for owner, name in _BACKWARD:
+            yield Replaced(owner, name, functools.partial(self._backward, name == "grad"))
+        yield from optimizer_steps(self._step)
 
-    def _passing(self, is_grad: bool, original: Any) -> Any:
+    def _backward(self, is_grad: bool, original: Any) -> Any:
         @functools.wraps(original)
-        def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_grad:  # paddle.grad may be a penalty: it says nothing of the loss
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not is_grad:  # paddle.grad may compute a penalty: its argument need not be the loss
+                tensors = args[0] if args else kwargs.get("tensors")
                 first = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else tensors
                 self.work(self.saw_loss, first)
-            self.passes += 1
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                self.passes -= 1
+            with self.in_pass():
+                return original(*args, **kwargs)
 
         return run
 
-    def _stepping(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            gradients = ((one, gradient_of(one)) for one in held_by(optimizer))
-            return self.update(optimizer, gradients, lambda: original(optimizer, *args, **kwargs))
-
-        return run
+    def _step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        gradients = ((parameter, gradient_of(parameter)) for parameter in held_by(optimizer))
+        return self.update(optimizer, gradients, lambda: original(optimizer, *args, **kwargs))
 
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -342,7 +328,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> N
     paddle.seed(seed)
     if mode:
         wanted = ("FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic")
-        known = {name: 1 for name in wanted if paddle.base.core.globals().is_public(name)}
-        paddle.set_flags(known)
+        flags = {name: 1 for name in wanted if paddle.base.core.globals().is_public(name)}
+        paddle.set_flags(flags)
     if rm_dropout:
         replace_dropout(paddle.nn.functional, _DROPOUTS)

@@ -1,4 +1,4 @@
-"""The gradients that one call received and handed on, taken from the autograd graph without touching it.
+"""The incoming and outgoing gradients of one call, taken from the autograd graph without touching it.
 
 Before a call the gradient edges of its inputs are noted. After it, the graph is walked from the outputs down to those
 edges. A pre-hook on an output's node shows the incoming gradient; a post-hook on each node that feeds an input's edge
@@ -21,7 +21,7 @@ from twinprobe._record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEd
 _DOING = "recording gradients"
 Slots = list[tuple[int, int]]  # the position among a node's gradients, and among the call's outputs or inputs
 Grads = tuple[Any, ...]
-# Gradients noted in one run of a node's hook: those it handed on from 1, those it got from -1. At 0 is the short way to
+# Gradients noted in one run of a node's hook: outgoing ones from 1, incoming ones from -1. At 0 is the short way to
 # note one, where every call wants the same of it.
 Notes = dict[int, Any]
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
@@ -50,20 +50,20 @@ class Crossing:
         self._missing = parts  # input to the number of parts in which its gradient will come
         self._graph = graph
 
-    def arrive(self, task: int, at: Slots, grads: Grads, _arrived: Grads, notes: Notes) -> None:
+    def arrive(self, task: int, slots: Slots, grads: Grads, _arrived: Grads, notes: Notes) -> None:
         """Gradients reached an output's node."""
         if self.task is None:
             self.task = task
             self._graph.begin(self)
-        self._note(at, grads, self.incoming, notes)
+        self._note(slots, grads, self.incoming, notes)
         if not self._missing:
             self.finish()
 
-    def leave(self, _task: int, at: Slots, grads: Grads, _arrived: Grads, notes: Notes) -> None:
-        """A node handed gradients to inputs."""
+    def leave(self, _task: int, slots: Slots, grads: Grads, _arrived: Grads, notes: Notes) -> None:
+        """A node passed gradients on to inputs."""
         missing = self._missing
         whole = []
-        for slot, index in at:
+        for slot, index in slots:
             left = missing.get(index)
             if left is None:
                 continue
@@ -82,19 +82,19 @@ class Crossing:
         if not missing:
             self.finish()
 
-    def see(self, task: int, at: tuple[Slots, Slots], grads: Grads, arrived: Grads, notes: Notes) -> None:
+    def see(self, task: int, slots: tuple[Slots, Slots], grads: Grads, arrived: Grads, notes: Notes) -> None:
         """The call's only node is done: what came and what went."""
         self.task = task
         if not self._graph.recorder.takes_all:
             self._graph.recorder.backward_begins(self.name)
-        arriving, leaving = at
+        arriving, leaving = slots
         self._note(arriving, arrived, self.incoming, notes, -1)
         self._note(leaving, grads, self.outgoing, notes)
         self.finish()
 
-    def _note(self, at: Slots, grads: Grads, places: list[Any], notes: Notes, kind: int = 1) -> None:
+    def _note(self, slots: Slots, grads: Grads, places: list[Any], notes: Notes, kind: int = 1) -> None:
         """Note gradients, unless another call has done so at this moment."""
-        for slot, place in at:
+        for slot, place in slots:
             if slot < len(grads) and grads[slot] is not None:
                 known = notes.get(kind * (slot + 1))
                 if known is None:
@@ -102,7 +102,7 @@ class Crossing:
                     if short is not None and type(gradient) is _tensor:
                         try:
                             known = notes[kind * (slot + 1)] = short(gradient)
-                        except Exception:  # the long way says what is wrong
+                        except Exception:  # the long way reports the error
                             short = None
                     if known is None:
                         recorder = self._graph.recorder
@@ -170,15 +170,15 @@ class NodeHook:
         except Exception as error:
             graph.recorder.trouble(_DOING, error)
             return
-        for crossing, act, at in self.acts:
+        for crossing, act, slots in self.acts:
             if not crossing.done:
                 try:
-                    act(task, at, grads, arrived, notes)
+                    act(task, slots, grads, arrived, notes)
                 except Exception as error:
                     graph.recorder.trouble(_DOING, error)
 
 
-# While recording, hooks of ours are put on nodes without a handle for each. PyTorch asks a function of its class
+# While recording, our hooks are put on nodes without a handle for each. PyTorch asks a function of its class
 # Function for it, whose handles count themselves in their class, which makes that class slow.
 FUNCTION: Any = torch.autograd.Function
 REGISTER = "_register_hook"
@@ -283,13 +283,13 @@ class Graph:
         return True
 
     def _hook(
-        self, crossing: Crossing, act: Callable[..., None], hooks: dict[Node, NodeHook], node: Node, at: Any
+        self, crossing: Crossing, act: Callable[..., None], hooks: dict[Node, NodeHook], node: Node, slots: Any
     ) -> None:
         hook = hooks.get(node)
         if hook is None or not hook.waiting:  # a pass inside the forward may have come and gone
             hook = hooks[node] = NodeHook(self)
             hook.handle = node.register_prehook(hook) if hooks is self._before else node.register_hook(hook)
-        hook.acts.append((crossing, act, at))
+        hook.acts.append((crossing, act, slots))
         hook.waiting += 1
         crossing.hooks.append(hook)
 
@@ -339,7 +339,7 @@ class Graph:
         return task
 
     def _guard_custom_nodes(self) -> None:
-        """The backward of a custom autograd function may write to gradients: measure what waits before it runs."""
+        """The backward of a custom autograd function may write to gradients: measure waiting tensors before it runs."""
 
         def guard(_grads: Any) -> None:
             self.recorder.work(_DOING, self.recorder.book.settle)
@@ -369,7 +369,7 @@ class Graph:
 
     def _pass_ended(self, task: int) -> None:
         self._tasks.discard(task)
-        for crossing in [one for one in self.waiting if one.task == task]:
+        for crossing in [waiting for waiting in self.waiting if waiting.task == task]:
             self.recorder.work(_DOING, crossing.finish)
         self.recorder.work(_DOING, self.recorder.pass_ended)
 

@@ -1,4 +1,4 @@
-"""Recording driven by somebody else's training loop: a whole script, a Hugging Face or a Lightning Trainer."""
+"""Recording driven by another training loop: a whole script, a Hugging Face or a Lightning Trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twinprobe.errors import BadInput
 
 
 class StepByStep:
-    """One recording whose steps are announced from outside. Begin and end may be said more often than needed."""
+    """One recording whose steps are announced from outside. Calling begin or end twice does no harm."""
 
     def __init__(self, config_path: str | Path | None = None, **options: Any) -> None:
         self.recorder = TorchRecorder.of(load_config(config_path, **options))
@@ -46,7 +46,7 @@ class StepByStep:
             self.recorder.next_step()
 
     def close(self) -> None:
-        """No more steps come: write what is left and say where it is."""
+        """No more steps follow: write what is left and log where it is."""
         if self.running:
             self.recorder.stop()
         self.recorder.engine.close()
@@ -130,7 +130,10 @@ class WholeScript:
         self._steps = StepByStep(config_path)
         if self._steps.recorder.config.level == "debug":
             raise BadInput("level debug saves what the script names: there is nothing to record", where=config_path)
-        refuse_earlier_dump(self._steps.recorder.config.dump_path, _own_folder())
+        # The folder that this process will write to, as far as it can be known before torch.distributed is set up.
+        rank = os.environ.get("RANK", "")
+        own = f"rank{rank}" if rank.isdecimal() else f"proc{os.getpid()}"
+        refuse_earlier_dump(self._steps.recorder.config.dump_path, own)
         self._model: torch.nn.Module | None = None
         self._cycle = Cycle()
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -157,12 +160,9 @@ class WholeScript:
         self._cycle.follow(module.parameters())
         logger.info("the first model seen is %s", type(module).__name__)
         keep_hooks_out_of_copies(self)
-        self._handles.append(module.register_forward_pre_hook(self._model_called, with_kwargs=True))
+        self._handles.append(module.register_forward_pre_hook(lambda *_: self._steps.begin(module), with_kwargs=True))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._steps.begin(module)
-
-    def _model_called(self, *_: Any) -> None:
-        self._steps.begin(self._model)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if not self._cycle.holds(optimizer):
@@ -180,9 +180,3 @@ class WholeScript:
         if self._steps.running and isinstance(recorder, TorchRecorder):  # a watcher has hooks of its own, which stay
             recorder.optimizer.finish(optimizer)
         self._steps.end()
-
-
-def _own_folder() -> str:
-    """The folder that this process will write to, as far as it can be known before torch.distributed is set up."""
-    rank = os.environ.get("RANK", "")
-    return f"rank{rank}" if rank.isdecimal() else f"proc{os.getpid()}"

@@ -190,9 +190,7 @@ class DeviceRows:
             tensor = tensor.abs() if style == COMPLEX else tensor.float()
         return [*pieces, self._in_order(tensor, style)]
 
-    def _in_order(
-        self, tensor: torch.Tensor, style: int | None
-    ) -> tuple[torch.Tensor, int, int | None, View | None]:
+    def _in_order(self, tensor: torch.Tensor, style: int | None) -> tuple[torch.Tensor, int, int | None, View | None]:
         """A tensor as ``_dense`` gives it. A sketch tells elements apart by their place: it needs them in order."""
         if tensor.is_contiguous():
             return tensor, 1, style, None

@@ -62,7 +62,7 @@ def arguments_as_written(func: Any, args: Any, kwargs: Any, caller: FrameType) -
         # ``x.split(2)`` has one argument less than ``Tensor.split(x, 2)``, and its instruction looks the same.
         for size in (count + 1, count) if names[:1] == ["self"] else (count,):
             shown = (*names[:size], *keywords)
-            # Whoever called through partial() or map() gave more than the instruction says: nothing may be lost.
+            # A call through partial() or map() has more arguments than its instruction: none may be lost.
             if (
                 size <= len(names)
                 and len(set(shown)) == len(shown)
@@ -90,25 +90,29 @@ def _defaults(func: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError):
         return None
     starred = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    return None if {one.kind for one in parameters} & starred else {one.name: one.default for one in parameters}
+    return (
+        None
+        if {parameter.kind for parameter in parameters} & starred
+        else {parameter.name: parameter.default for parameter in parameters}
+    )
 
 
-def _written_at(code: CodeType, at: int) -> Written | None:
-    key = (id(code), at)  # hashing a code object itself is slow
-    known = _written.get(key)
-    if known is None:
-        known = _written[key] = (code, _decode(code, at))
-    return known[1]
+def _written_at(code: CodeType, offset: int) -> Written | None:
+    key = (id(code), offset)  # hashing a code object itself is slow
+    cached = _written.get(key)
+    if cached is None:
+        cached = _written[key] = (code, _decode(code, offset))
+    return cached[1]
 
 
-def _decode(code: CodeType, at: int) -> Written | None:
+def _decode(code: CodeType, offset: int) -> Written | None:
     """The number of positional arguments and the keywords of the call instruction at an offset."""
     before: dis.Instruction | None = None
     call: dis.Instruction | None = None
     waiting: tuple[str, ...] = ()  # KW_NAMES belongs to the next CALL
     names: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
-        if instruction.offset > at:  # the offset may lie in the call's own cache
+        if instruction.offset > offset:  # the offset may lie in the call's own cache
             break
         if instruction.opname == "KW_NAMES":
             waiting = tuple(code.co_consts[instruction.arg or 0])
@@ -158,10 +162,10 @@ def spelled_as(api: Api, frame: FrameType) -> Api:
     operator = _SPELLED.get(api.prefix)
     if operator is not None:
         key = (id(code), frame.f_lasti)  # hashing a code object itself is slow
-        known = _is_operator.get(key)
-        if known is None:
-            known = _is_operator[key] = (code, code.co_code[frame.f_lasti] in _OPERATORS)
-        return operator if known[1] else api
+        cached = _is_operator.get(key)
+        if cached is None:
+            cached = _is_operator[key] = (code, code.co_code[frame.f_lasti] in _OPERATORS)
+        return operator if cached[1] else api
     inside, named = _FUNCTIONAL.get(api.prefix, (None, api))
     return named if code is inside else api
 
@@ -196,10 +200,10 @@ class ApiMode(WatchMode):
         kwargs = kwargs or {}
         recorder = self._recorder
         try:
-            known = self._known.get(func)
-            if known is None or _is_grad_enabled() is not self._gradients:
-                known = self._known[func] = self.effect(func), self.table(func)
-            effect, api = known
+            cached = self._known.get(func)
+            if cached is None or _is_grad_enabled() is not self._gradients:
+                cached = self._known[func] = self.effect(func), self.table(func)
+            effect, api = cached
         except Exception as error:
             recorder.trouble("looking a function up", error)
             effect, api = UNSEEN, None

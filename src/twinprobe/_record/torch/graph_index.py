@@ -35,14 +35,14 @@ class LeafEdges:
         node = tensor.grad_fn
         if node is not None:
             return node, tensor.output_nr
-        known = self._known.get(id(tensor))
-        if known is None:
+        cached = self._known.get(id(tensor))
+        if cached is None:
             with torch.enable_grad():
                 view = tensor.view_as(tensor)
             assert view.grad_fn is not None
-            known = self._known[id(tensor)] = (tensor, view.grad_fn.next_functions[0][0])
-            self.nodes.add(known[1])
-        return known[1], 0
+            cached = self._known[id(tensor)] = (tensor, view.grad_fn.next_functions[0][0])
+            self.nodes.add(cached[1])
+        return cached[1], 0
 
     def clear(self) -> None:
         self._known.clear()
@@ -57,7 +57,7 @@ class GraphIndex:
     """
 
     def __init__(self, leaves: set[Node]) -> None:
-        self._leaves = leaves  # those that are inputs of a call; nobody asks what feeds any other leaf
+        self._leaves = leaves  # those that are inputs of a call; what feeds other leaves is never asked for
         self._seen: set[Node] = set()
         self.feeds: dict[Edge, list[tuple[Node, int, int]]] = {}
         self._border: list[tuple[int, int, Node]] = []
@@ -71,12 +71,12 @@ class GraphIndex:
         if (border and -border[0][0] >= since) or (later and later[-1][0] >= since) or isinstance(node, CUSTOM):
             return None  # calls inside this one may feed an input by another way than the result
         places: dict[Edge, int] = {}
-        for at, edge in enumerate(inputs):
+        for index, edge in enumerate(inputs):
             if edge is not None and edge not in places:
                 if edge in self.feeds and self.feeding(edge, since):
                     return None
-                places[edge] = at
-        found = []
+                places[edge] = index
+        slots = []
         for slot, edge in enumerate(node.next_functions):
             target = edge[0]
             if target is None:
@@ -85,17 +85,17 @@ class GraphIndex:
             if place is not None:
                 if place < 0:
                     return None  # a gradient in two parts
-                found.append((slot, place))
+                slots.append((slot, place))
                 places[edge] = -1
             elif self._needs_walk(target, since):
                 return None
-        if not found:
+        if not slots:
             return None
         later.append((node._sequence_nr(), node))
-        return found
+        return slots
 
     def _needs_walk(self, node: Node, since: int) -> bool:
-        """Whether gradients may reach an input through this node, which is none itself."""
+        """Whether gradients may reach an input through this node, which is not an input itself."""
         number = node._sequence_nr()
         if number >= _LEAF_NUMBER:
             return False
@@ -157,13 +157,13 @@ class GraphIndex:
 
     def feeding(self, edge: Edge, since: int) -> list[tuple[Node, int]]:
         """The nodes created at or after ``since`` that send gradients along this edge, with their slot."""
-        found = []
+        feeding = []
         for node, slot, number in self.feeds.get(edge, ()):
             if number < _LEAF_NUMBER and edge[0] in self._leaves and node.name() == _CAST:
-                found += self.feeding((node, 0), since)
+                feeding += self.feeding((node, 0), since)
             elif since <= number < _LEAF_NUMBER:
-                found.append((node, slot))
-        return found
+                feeding.append((node, slot))
+        return feeding
 
     def clear(self) -> None:
         self._seen.clear()

@@ -133,7 +133,7 @@ _KINDS = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttenti
 
 
 def has_fast_path(module: nn.Module) -> bool:
-    """Whether this kind of module computes differently when nobody watches."""
+    """Whether this kind of module computes differently when it is not watched."""
     return isinstance(module, _KINDS)
 
 
@@ -141,7 +141,7 @@ def leaves_fast_path(module: nn.Module) -> bool:
     """Whether a call made now would have taken the fast path: no training, no gradients, not switched off."""
     if module.training or not _is_switched_on():
         return False
-    return not (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()))
+    return not (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
 
 
 def _is_switched_on() -> bool:
@@ -172,11 +172,11 @@ class FastPaths:
             }
         )
 
-    def _say(self, found: dict[str, nn.Module]) -> None:
-        new = [name for name, module in found.items() if module not in self._said]
+    def _say(self, modules: dict[str, nn.Module]) -> None:
+        new = [name for name, module in modules.items() if module not in self._said]
         if not new:
             return
-        self._said.update(found.values())
+        self._said.update(modules.values())
         more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
         logger.warning(
             "without gradients, watched modules leave PyTorch's fast path; results may differ in the last digits, and "
@@ -350,7 +350,7 @@ class ModuleHooks(ModuleWatch):
             try:
                 failed = output is None and sys.exc_info()[1] is not call.error
                 if recorder.perturbation is not None and recorder.perturbs_module(call.info):
-                    recorder.book.settle()  # what waits to be measured may share this memory
+                    recorder.book.settle()  # a tensor that waits to be measured may share this memory
                     recorder.perturbation.after(output, ())
                 self._leave(call, output, failed)
             except Exception as error:

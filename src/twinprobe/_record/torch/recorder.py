@@ -31,7 +31,7 @@ from twinprobe._record.torch.host import host_digest, host_tensor
 from twinprobe._record.torch.optimizer import Updates
 from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
-from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, rounding_settings
+from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, process_rank, rounding_settings
 from twinprobe._runs.names import TOTAL_NORM
 from twinprobe._runs.tensors.elements import HostTensor
 
@@ -113,10 +113,10 @@ class OptimizerScope:
         self._note("recording what an optimizer did", "note_parameters", optimizer)
         self._recorder.work("letting the program go on", self._recorder.mode.rest)
 
-    def _note(self, doing: str, name: str, *what: Any) -> None:
+    def _note(self, doing: str, name: str, *args: Any) -> None:
         if self._keeps and self._recorder.active:
             self._updates = self._updates or Updates(self._recorder)
-            self._recorder.work(doing, getattr(self._updates, name), *what)
+            self._recorder.work(doing, getattr(self._updates, name), *args)
 
 
 class PassGradients(ParameterGradients):
@@ -141,15 +141,13 @@ class PassGradients(ParameterGradients):
         self._hooked.clear()
 
     def _watch(self, parameter: Any, hook: Callable[[Any], None]) -> None:
-        if type(parameter) is not torch.nn.Parameter or not parameter.is_leaf:
+        plain = type(parameter) is torch.nn.Parameter and parameter.is_leaf
+        if not plain or self._key in (parameter._backward_hooks or ()):  # or of two modules
             super()._watch(parameter, hook)
             return
         # What register_hook does, without a handle for each of the thousands that a large model has.
         if parameter._backward_hooks is None:
             parameter._backward_hooks = OrderedDict()
-        if self._key in parameter._backward_hooks:  # of two modules
-            super()._watch(parameter, hook)
-            return
         parameter._backward_hooks[self._key] = hook
         self._hooked.append(parameter)
 
@@ -174,6 +172,9 @@ class TorchRecorder(Recorder):
     grad_enabled = staticmethod(torch.is_grad_enabled)
     custom_api = staticmethod(make_api)
     watched_modules = staticmethod(watched_modules)
+    rank = staticmethod(process_rank)
+    settings = staticmethod(rounding_settings)
+    make_perturbation = staticmethod(TorchPerturbation)
 
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         super().__init__(config, make_engine)
@@ -203,23 +204,11 @@ class TorchRecorder(Recorder):
     def attached(self) -> bool:
         return self.mode.attached or self.modules.attached
 
-    def rank(self) -> int | None:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank())
-        return None
-
-    def settings(self) -> dict[str, Any]:
-        return rounding_settings()
-
     @staticmethod
     def watcher(config: RecordConfig) -> Any:
         from twinprobe._record.watch.torch import TorchWatcher
 
         return TorchWatcher(config)
-
-    def make_perturbation(self, seed: int) -> TorchPerturbation:
-        return TorchPerturbation(seed)
 
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
         torch.save(payload, stream)
@@ -250,14 +239,14 @@ class TorchRecorder(Recorder):
 
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
         own = info.module._parameters
-        notes = {name: self.capture(one) for name, one in own.items() if one is not None}
+        notes = {name: self.capture(parameter) for name, parameter in own.items() if parameter is not None}
         if self.distributed and own:
             self.book.settle()  # sharded parameters are freed without a trace when their module is left
         return notes
 
     def watched_parameters(self, info: ModuleInfo) -> dict[str, Any]:
         own = {} if info.compiled else info.module._parameters
-        return {name: one for name, one in own.items() if one is not None and one.requires_grad}
+        return {name: weight for name, weight in own.items() if weight is not None and weight.requires_grad}
 
     def output_items(self, output: Any) -> tuple[Any, ...]:
         return output if isinstance(output, tuple) and not isinstance(output, torch.Size) else (output,)
@@ -319,13 +308,13 @@ class TorchRecorder(Recorder):
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
-    def work(self, doing: str, act: Callable[..., Any], *what: Any) -> Any:
+    def work(self, doing: str, act: Callable[..., Any], *args: Any) -> Any:
         gradients = _is_grad_enabled()
         if gradients:
             _set_grad_enabled(False)
         try:
             with silence():
-                return act(*what)
+                return act(*args)
         except Exception as error:
             self.trouble(doing, error)
             return None
@@ -334,7 +323,7 @@ class TorchRecorder(Recorder):
                 _set_grad_enabled(True)
 
     def failed(self, value: Any, error: Exception) -> Any:
-        """What stands for a value that could not be captured: for a tensor, what can be said of it without a look."""
+        """The placeholder of a value that could not be captured: for a tensor, its dtype and shape."""
         shown = super().failed(value, error)
         if issubclass(type(value), torch.Tensor):  # isinstance would ask the value itself
             with suppress(Exception):
@@ -344,7 +333,7 @@ class TorchRecorder(Recorder):
         return shown
 
     def mark(self, doing: str, error: Exception, parts: dict[str, Any] | None) -> dict[str, Any] | None:
-        """An error inside the recorder, about one call: noted, and said in the call's entry too. Returns its parts."""
+        """An error inside the recorder, about one call: noted, and marked in its entry too. Returns its parts."""
         self.trouble(doing, error)
         if parts is None and not (self.takes_all and self.forward):
             return None
@@ -370,8 +359,8 @@ class TorchRecorder(Recorder):
             self.graph.outermost_call_ended()
 
     def note_parameter_gradient(self, _module: Any, _name: str, gradient: torch.Tensor) -> Any:
-        """Note a gradient on its way into ``.grad``. What waits shares its memory, which stays as it is until the pass
-        ends, unless gradients are exchanged between ranks."""
+        """Note a gradient on its way into ``.grad``. A waiting tensor shares its memory, which stays as it is until
+        the pass ends, unless gradients are exchanged between ranks."""
         note = self.capture(gradient)
         if self.distributed:
             self.book.settle()

@@ -23,7 +23,7 @@ from twinprobe._record.torch.host import (
 )
 from twinprobe._record.torch.values import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
 
-# Storages told apart while they live and after: an address that comes back never means the same storage.
+# Storages are told apart even after they are freed: an address that is used again means another storage.
 
 _PURGE_AT = 8192
 _expired: Any = torch.UntypedStorage._expired
@@ -40,7 +40,7 @@ class StorageNumbers:
         self._next = -1  # no place is negative
 
     def renumber(self, storage: Any) -> None:
-        """Whatever is known by this storage's number is known no more."""
+        """Nothing known by this storage's number holds any longer."""
         identity = storage._cdata
         if identity in self.held:
             self.moved[identity] = self._next
@@ -48,10 +48,10 @@ class StorageNumbers:
 
     def purge(self) -> set[int]:
         """Forget storages that are gone, all of them if too many live; returns the numbers that still stand."""
-        if sum(1 for one in self.held.values() if not _expired(one)) >= _PURGE_AT:
+        if sum(1 for reference in self.held.values() if not _expired(reference)) >= _PURGE_AT:
             self.clear()
             return set()
-        for identity in [at for at, one in self.held.items() if _expired(one)]:
+        for identity in [place for place, reference in self.held.items() if _expired(reference)]:
             _free(self.held.pop(identity))
             self.moved.pop(identity, None)
         return {self.moved.get(identity, identity) for identity in self.held}
@@ -61,14 +61,14 @@ class StorageNumbers:
         references = list(self.held.values())
         self.held.clear()
         self.moved.clear()
-        for one in references:
-            _free(one)
+        for reference in references:
+            _free(reference)
 
     def __del__(self) -> None:
         self.clear()
 
 
-# While the recorder works, nobody watches: no function mode, no dispatch mode sees its own tensor operations.
+# The recorder's own tensor operations are hidden from every function mode and dispatch mode.
 
 _no_functions: Any = torch._C.DisableTorchFunction
 _dispatch_modes: Any = torch._C._len_torch_dispatch_stack
@@ -129,7 +129,7 @@ class TensorBook:
         self.may_wait = False
 
     def note(self, tensor: torch.Tensor, save: bool = False) -> Note:
-        """Note one tensor as it is now. Nothing of it may be dispatched to a mode: call with torch functions off.
+        """Note one tensor as it is now. No operation here may reach a mode: call with torch functions off.
 
         What was noted before comes back as the same object: notes without a file are never changed.
         """
@@ -241,28 +241,28 @@ class TensorBook:
             row.digest = host_digest(tensor, self._digest)
 
     def _measure_on_device(self, tensor: torch.Tensor, row: Row, version: int | None, address: int) -> None:
-        at = tensor.get_device()
-        rows = self._devices.get(at) or self._new_device(at, tensor.device)
-        # Autograd takes a gradient over where nobody else has it, but never with gradients on.
+        index = tensor.get_device()
+        rows = self._devices.get(index) or self._new_device(index, tensor.device)
+        # Autograd may take over a gradient that has no other owner, but never with gradients on.
         if rows.add(tensor if _is_grad_enabled() else tensor.detach(), row, version, address) or not self.may_wait:
             with self._lock:
                 rows.launch()
 
-    def _new_device(self, at: int, device: torch.device) -> DeviceRows:
+    def _new_device(self, index: int, device: torch.device) -> DeviceRows:
         with self._lock:
-            if at not in self._devices:
-                self._devices[at] = DeviceRows(device, values=self._values, digest=self._digest, sketch=self._sketch)
-            return self._devices[at]
+            if index not in self._devices:
+                self._devices[index] = DeviceRows(device, values=self._values, digest=self._digest, sketch=self._sketch)
+            return self._devices[index]
 
     def settle(self) -> None:
-        """Something is about to change memory: measure what waits, now."""
+        """Memory is about to change: measure all waiting tensors now."""
         for rows in self._devices.values():
             if rows.waiting:
                 with self._lock, silence():
                     rows.launch()
 
     def forget(self) -> None:
-        """Memory may have changed without a new version: believe no row any more."""
+        """Memory may have changed without a new version: reuse no row from before."""
         self.settle()
         self._notes = {}
         self._numbers.clear()
@@ -296,7 +296,7 @@ class TensorBook:
         return fill if jobs else None
 
     def let_go(self) -> None:
-        """This process is a forked child: what waits for a device belongs to the parent, and nothing may free it."""
+        """This process is a forked child: tensors that wait for a device are the parent's and must not be freed."""
         _inherited.append(self._devices)
         self._devices = {}
         self._lock = threading.RLock()
@@ -315,7 +315,7 @@ def _ragged(tensor: torch.Tensor) -> bool:
     return bool(getattr(tensor, "is_nested", False))
 
 
-# A function mode that records nothing: it sees to it that what waits is measured before anyone writes to it.
+# A function mode that records nothing: it makes sure that waiting tensors are measured before they are written to.
 
 _INSIDE_BACKWARD = ("_tensor_or_tensors_to_tuple", "_make_grads", "_engine_run_backward")
 
@@ -363,8 +363,8 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         return beneath if found else -1
 
     def rest(self) -> None:
-        """Let all calls pass by until a module is called. Meanwhile nothing waits, so that nothing need be seen: half
-        of a step's calls ask for gradients and parameters in an optimizer's loops."""
+        """Leave the stack of modes until a module is called. Meanwhile no tensor waits, so no call need be seen: half
+        of a step's calls only read gradients and parameters in an optimizer's loops."""
         if type(self) is not WatchMode or not self.attached or self._aside or self._recorder.graph.waiting:
             return
         if torch._C._current_graph_task_id() >= 0:  # an optimizer that steps while gradients are computed
@@ -395,7 +395,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
     def step_aside(self) -> None:
         """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
-        self._recorder.work("measuring", self._recorder.book.settle)  # nobody will see what it writes
+        self._recorder.work("measuring", self._recorder.book.settle)  # its writes go unseen
         self._aside += 1
         if self._aside == 1 and self.attached and self._leave() >= 0:
             self._removed = True
@@ -426,7 +426,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
     def effect(self, func: Any) -> int:
         """What the function does to memory. Also notices where gradients are switched off: the forward of a custom
-        autograd function begins like this, and its kernels may write to what they were given."""
+        autograd function begins like this, and its kernels may write to their inputs."""
         gradients = torch.is_grad_enabled()
         if gradients is not self._gradients:
             self._gradients = gradients
@@ -438,7 +438,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         return effect
 
     def settle_before(self, effect: int, args: Any, kwargs: Any) -> None:
-        """Measure what waits if the call writes; believe no row of memory that the call hands out."""
+        """Measure waiting tensors if the call writes; reuse no row of memory that the call hands out."""
         try:
             if effect == WRITES or (kwargs and writes_by_keyword(kwargs)):
                 self._recorder.book.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,14 +22,6 @@ _HIDDEN_SPACES = frozenset({"profiler", "prim", "prims", "debugprims"})
 _VF_NAMES = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"})
 
 
-def _namespaces() -> Iterator[tuple[str, str, Any]]:
-    yield "Functional", "", functional
-    yield "Tensor", "", torch.Tensor
-    yield "Torch", "", torch
-    for part in ("linalg", "fft", "special", "nested", "sparse"):
-        yield "Torch", f"{part}.", getattr(torch, part)
-
-
 class ApiTable:
     """Function object to Api, or None for what is not recorded. Answers are kept."""
 
@@ -41,8 +33,8 @@ class ApiTable:
         try:
             return self._known[func]
         except KeyError:
-            found = self._known[func] = self._find(func)
-            return found
+            api = self._known[func] = self._find(func)
+            return api
 
     def _find(self, func: Any) -> Api | None:
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
@@ -68,23 +60,29 @@ def make_api(kind: str, name: str) -> Api:
 
 def _homes() -> dict[Any, tuple[str, str]]:
     homes: dict[Any, tuple[str, str]] = {}
-    for kind, prefix, space in _namespaces():
+    inner = [("Torch", f"{part}.", getattr(torch, part)) for part in ("linalg", "fft", "special", "nested", "sparse")]
+    for kind, prefix, space in [
+        ("Functional", "", functional),
+        ("Tensor", "", torch.Tensor),
+        ("Torch", "", torch),
+        *inner,
+    ]:
         for name in dir(space):
-            if (prefix and name.startswith("_")) or (kind == "Functional" and name.startswith("_")):
+            if name.startswith("_") and (prefix or kind == "Functional"):
                 continue
             func = getattr(space, name, None)
             if not callable(func) or isinstance(func, type):
                 continue
             try:
-                known = homes.get(func)
+                home = homes.get(func)
             except TypeError:
                 continue
-            if known is None or (known[0] == kind and getattr(func, "__name__", "") == name):
+            if home is None or (home[0] == kind and getattr(func, "__name__", "") == name):
                 homes[func] = (kind, prefix + name)
     return homes
 
 
-# What a function does to memory, told by the function object: decided once for each, then looked up.
+# What a function does to memory: decided once for each function object, then looked up.
 
 # WRITES: an argument may change, with a new version. REACHES: hands out the memory itself, to be written unseen.
 # UNSEEN: arguments may change without a new version. BACKWARD: runs the gradient engine.
@@ -137,15 +135,13 @@ def writes_by_name(name: str) -> bool:
 
 
 def _effect_of_operator(func: Any) -> int:
-    if isinstance(func, torch._ops.OpOverload):
-        overloads = [func]
-    else:
-        overloads = [getattr(func, name) for name in func.overloads()]
-    if any(one.namespace.lstrip("_").startswith("c10d_functional") for one in overloads):
-        return UNSEEN  # what it gives is written later, without a new version
-    if not any(one._schema.is_mutable for one in overloads):
+    is_overload = isinstance(func, torch._ops.OpOverload)
+    overloads = [func] if is_overload else [getattr(func, name) for name in func.overloads()]
+    if any(overload.namespace.lstrip("_").startswith("c10d_functional") for overload in overloads):
+        return UNSEEN  # its results are written later, without a new version
+    if not any(overload._schema.is_mutable for overload in overloads):
         return PLAIN
-    return WRITES if all(one.namespace == "aten" for one in overloads) else UNSEEN
+    return WRITES if all(overload.namespace == "aten" for overload in overloads) else UNSEEN
 
 
 def writes_by_keyword(kwargs: Any) -> bool:
@@ -178,7 +174,8 @@ class TorchPerturbation(Perturbation):
             if name not in BITS or local.layout is not torch.strided or 0 in local.shape:
                 continue
             overlaps = any(size > 1 and step == 0 for size, step in zip(local.shape, local.stride(), strict=True))
-            if not overlaps and self._is_new(local):
+            held = self._known.get(local.untyped_storage()._cdata)
+            if not overlaps and (held is None or held[1] != _version(local)):
                 self._change(local, *BITS[name])
                 self._hold(local)
 
@@ -187,10 +184,6 @@ class TorchPerturbation(Perturbation):
         if tensor.layout is torch.strided:
             storage = StorageWeakRef(tensor.untyped_storage())
             self._known[storage.cdata] = (storage, _version(tensor))
-
-    def _is_new(self, tensor: torch.Tensor) -> bool:
-        held = self._known.get(tensor.untyped_storage()._cdata)
-        return held is None or held[1] != _version(tensor)
 
     def _change(self, tensor: torch.Tensor, integer: str, infinity: int) -> None:
         random = self._random.get(tensor.device)
@@ -278,9 +271,8 @@ class TorchValues:
                 row.values, row.sketch = host_measures(tensor)
             else:
                 row.values = host_statistics(tensor)
-            digest = config.digest
-            if digest:
-                row.digest = host_digest(tensor, digest)
+            if config.digest:
+                row.digest = host_digest(tensor, config.digest)
             if self._recorder.save:
                 row.payload = tensor
         return Note("numpy.ndarray", str(value.dtype), tuple(value.shape), row, None, self._recorder.save)
@@ -302,10 +294,16 @@ _AUTOCASTS: list[tuple[Callable[[], bool], Callable[[], torch.dtype]]] = (
 )
 
 
+def process_rank() -> int | None:
+    """This process's rank, None when not distributed."""
+    distributed = torch.distributed
+    return int(distributed.get_rank()) if distributed.is_available() and distributed.is_initialized() else None
+
+
 def rounding_settings() -> dict[str, Any]:
     """What changes the rounding of this program's results."""
     backends = torch.backends
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "version": torch.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else "cpu",
         "matmul_precision": torch.get_float32_matmul_precision(),
@@ -322,5 +320,5 @@ def rounding_settings() -> dict[str, Any]:
     }
     for is_on, dtype in _AUTOCASTS:
         if is_on():
-            found["autocast"] = str(dtype()).removeprefix("torch.")
-    return found
+            settings["autocast"] = str(dtype()).removeprefix("torch.")
+    return settings

@@ -1,6 +1,6 @@
 """Watching: a few numbers for each step of a training, cheap enough to leave on. See docs/watch.md.
 
-This file knows no framework: steps, series, the stream, and the loggers that hear of them.
+This file knows no framework: it has the steps, the series, the stream and the loggers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.writer import Problems, is_disk_error, logger, speak
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
 from twinprobe.errors import BadInput, MissingPackage, did_you_mean
 
-MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
+_MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 Read = Callable[[], tuple[Sequence[int], NDArray[np.float64]]]  # series and their values, when these are there
 
@@ -37,6 +39,13 @@ def mixed_digests(bits: Any, weights: Any) -> tuple[Any, Any]:
     samples = (rows ^ (rows >> 32)) & (DIGEST - 1)
     whole = (samples * weights[: len(samples)]).sum()
     return samples.sum() & (DIGEST - 1), (whole ^ (whole >> 32)) & (DIGEST - 1)
+
+
+def named_inputs(args: Any, kwargs: Any, tensor_class: type) -> Iterator[tuple[str, Any]]:
+    """The first tensors among the arguments of a call, by position or keyword."""
+    given = {str(index): value for index, value in enumerate(args)} | kwargs
+    tensors = ((name, tensor) for name, value in given.items() for tensor in tensors_in(value, tensor_class, []))
+    return islice(tensors, _MOST_INPUTS)
 
 
 def before_exit(act: Callable[[], None]) -> Callable[[], None]:
@@ -61,7 +70,7 @@ def before_exit(act: Callable[[], None]) -> Callable[[], None]:
 
 
 class Step:
-    """What was seen in one step: numbers of the host, and numbers that a device is still computing."""
+    """The numbers of one step: those of the host, and those that a device is still computing."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -94,13 +103,13 @@ class Watcher(ABC):
     """Counts steps and writes one row for each. It has the verbs of a recorder.
 
     A step ends with an optimizer's step. In a program that has no optimizer it ends with ``step()``, otherwise with the
-    next call of the model. Each framework's watcher says when these happen.
+    next call of the model. Each framework's watcher reports these events.
     """
 
     def __init__(self, config: RecordConfig) -> None:
         speak()
         self.config = config
-        self.engine = self  # what scripts ask of a recorder's engine, they ask of this
+        self.engine = self  # scripts use recorder.engine; a watcher is its own engine
         self.problems = Problems()
         self.active = self.begun = self.attached = False
         self.has_optimizer = False
@@ -151,11 +160,11 @@ class Watcher(ABC):
         """Those of these names that ``list`` asks for."""
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.config.names)]
 
-    def refuse_unmatched(self, names: Collection[str], known: Iterable[str]) -> None:
+    def refuse_unmatched(self, names: Collection[str], candidates: Iterable[str]) -> None:
         """Raise where an entry of ``list`` fits none of these names."""
         for pattern in self.config.names:
             if not any(fnmatchcase(name, pattern) for name in names):
-                hint = did_you_mean(pattern, known) or None
+                hint = did_you_mean(pattern, candidates) or None
                 raise BadInput(f"list holds '{pattern}', which is not a module", hint=hint)
 
     # -- the verbs of a recorder ------------------------------------------------------------------------------------
@@ -194,7 +203,7 @@ class Watcher(ABC):
         self.step.ended = True
 
     def drop_unused_step(self) -> None:  # noqa: B027 - every recorder has it; a watcher writes no such step
-        """A step that nothing was seen in is none."""
+        """A watcher never writes a step in which nothing was seen."""
 
     def flush(self) -> None:
         """Wait until all finished steps are on disk."""
@@ -217,7 +226,7 @@ class Watcher(ABC):
             self._guarded("stopping", self.detach)
             if self._parts:  # a step that others of the model's optimizers would have ended
                 self.end_parts()
-            elif not self.has_optimizer:  # otherwise what follows its last step is none
+            elif not self.has_optimizer:  # otherwise nothing after its last step is a step
                 self.end_step()
         self._write_last()
         if self._stream is not None:
@@ -245,13 +254,13 @@ class Watcher(ABC):
 
     def series(self, name: str) -> int:
         """The column of a series."""
-        found = self._series.get(name)
-        if found is None:
-            found = self._series[name] = len(self._names)
+        column = self._series.get(name)
+        if column is None:
+            column = self._series[name] = len(self._names)
             self._names.append(name)
             if name.startswith("gradient.") and name.endswith(".norm"):
-                self._gradient_norms.append(found)
-        return found
+                self._gradient_norms.append(column)
+        return column
 
     def keep_residue(self, module: str) -> None:
         """Write what float32 leaves out of the norm of an output: the only trace of an error in the last bits."""
@@ -301,7 +310,7 @@ class Watcher(ABC):
         layout = self._layout
         if layout is None or layout.places != places or len(layout.known) != len(self._names):
             layout = self._layout = _Layout(places, self._names, self._gradient_norms, self._residues)
-        values = np.concatenate([[value for _, value in step.numbers], *(found for _, found in arrived)])
+        values = np.concatenate([[value for _, value in step.numbers], *(numbers for _, numbers in arrived)])
         exact = np.zeros(len(self._names))
         exact[layout.index] = values
         for place in layout.repeated:
@@ -325,10 +334,10 @@ class Watcher(ABC):
             for sink in self._sinks:
                 self._guarded("logging", sink.log, shown, step.number)
 
-    def _guarded(self, doing: str, act: Callable[..., Any], *what: Any) -> None:
-        """``act(*what)``; its errors are noted, never raised into the training."""
+    def _guarded(self, doing: str, act: Callable[..., Any], *args: Any) -> None:
+        """``act(*args)``; its errors are noted, never raised into the training."""
         try:
-            act(*what)
+            act(*args)
         except Exception as error:
             self.problems.note(doing, error)
             if is_disk_error(error):
@@ -337,7 +346,7 @@ class Watcher(ABC):
 
 
 def _is_shown(name: str) -> bool:
-    """Whether loggers hear of a series: loss, learning rates, norms of outputs, the user's own; not every parameter."""
+    """Whether loggers get a series: loss, learning rates, norms of outputs, the user's own; not every parameter."""
     kind = name.partition(".")[0]
     return kind not in {"parameter", "buffer", "gradient", "input", "random", "setting", "group", "output"} or (
         (kind == "output" and name.endswith(".norm")) or (kind == "group" and name.endswith(".lr"))
@@ -393,7 +402,7 @@ def _sink(given: Any, folder: Path) -> Any:
 
 
 class _Logger:
-    """The user's own logger: it is told, and closed by whoever opened it."""
+    """The user's own logger. It is called, but not closed: the user opened it."""
 
     def __init__(self, logger: Any) -> None:
         self.log = logger.log

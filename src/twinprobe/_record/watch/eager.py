@@ -1,4 +1,4 @@
-"""Watching MindSpore and Paddle: what both do alike. Each extends it beside its recorder."""
+"""Watching MindSpore and Paddle: the common part. Each framework extends it beside its recorder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import functools
 import math
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from twinprobe._measure.statistics import statistics
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.apis import Replaced, calling
-from twinprobe._record.watch import MOST_ELEMENTS, MOST_INPUTS, ODD, Watcher, mixed_digests
+from twinprobe._record.watch import MOST_ELEMENTS, ODD, Watcher, mixed_digests, named_inputs
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.watch import DIGEST
 
@@ -24,9 +25,9 @@ _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 
 
 class EagerWatcher(Watcher):
-    """What MindSpore and Paddle do alike: modules are seen by standing before the base class's ``__call__``.
+    """The common part of MindSpore and Paddle: module calls are seen by replacing the base class's ``__call__``.
 
-    What is in host memory is measured at once. On a device a few kernels measure it, and their results are read one
+    Tensors in host memory are measured at once. On a device a few kernels measure them, and their results are read one
     step later.
     """
 
@@ -70,25 +71,24 @@ class EagerWatcher(Watcher):
 
     @abstractmethod
     def hooks(self) -> Iterable[Any]:
-        """Put more in place: around optimizers' steps and backward passes. Handles with remove()."""
+        """Hook optimizers' steps and backward passes as well. Returns handles with remove()."""
 
     def rank(self) -> int | None:
-        rank: int | None = self.recorder.rank()
-        return rank
+        return cast("int | None", self.recorder.rank())
 
     # -- attaching --------------------------------------------------------------------------------------------------
 
     def attach(self, models: Any) -> None:
         base = self.recorder.module_class
         self._blocks, self.parameters = {}, {}
-        known: list[str] = []
+        candidates: list[str] = []
         for prefix, model in self.named_models(models, base, self.recorder.module_title):
             named = {prefix + path: module for path, module, _ in self.recorder.watched_modules(model)}
-            known += named
+            candidates += named
             for name in self._chosen(named):
                 self._blocks[id(named[name])] = self._block(name)
             self.parameters |= {prefix + name: parameter for name, parameter in self.parameters_of(model)}
-        self.refuse_unmatched(known, known)
+        self.refuse_unmatched(candidates, candidates)
         self._entries = {id(model) for model in self._models}
         self._handles = [Replaced(base, "__call__", calling(self.called)), *self.hooks()]
 
@@ -101,13 +101,13 @@ class EagerWatcher(Watcher):
         """The modules whose outputs are measured: those of the list, otherwise the outermost that a container holds."""
         if self.config.names:
             return self.listed(named)
-        found: list[str] = []
+        blocks: list[str] = []
         for name, module in named.items():
             around = named.get(name.rpartition(".")[0])
-            inside = any(name.startswith(f"{block}.") for block in found)
+            inside = any(name.startswith(f"{block}.") for block in blocks)
             if isinstance(around, self.containers) and not isinstance(module, self.containers) and not inside:
-                found.append(name)
-        return found or [name for name in named if name and "." not in name]
+                blocks.append(name)
+        return blocks or [name for name in named if name and "." not in name]
 
     # -- what is called ---------------------------------------------------------------------------------------------
 
@@ -131,11 +131,20 @@ class EagerWatcher(Watcher):
                 self._depth -= 1
                 self._observing = self._observing and self._depth > 0
 
-    def work(self, act: Callable[..., None], *what: Any) -> None:
-        """Our own work: no gradients, and no error of ours reaches the training."""
+    @contextmanager
+    def in_pass(self) -> Iterator[None]:
+        """A backward pass runs in this block: modules that are called in it are computed once more."""
+        self.passes += 1
+        try:
+            yield
+        finally:
+            self.passes -= 1
+
+    def work(self, act: Callable[..., None], *args: Any) -> None:
+        """Run the watcher's own work: without gradients; errors are noted, never raised into the training."""
         try:
             with self.quiet():
-                act(*what)
+                act(*args)
         except Exception as error:
             self.problems.note("watching", error)
 
@@ -153,15 +162,9 @@ class EagerWatcher(Watcher):
             for name, value in self.recorder.settings().items():
                 plain = isinstance(value, bool | int | float)
                 self.note(f"setting.{name}", value if plain else zlib.crc32(str(value).encode()) % DIGEST)
-            if not self.has_optimizer:  # nobody announces the update
+            if not self.has_optimizer:  # no hook will announce the update
                 self.note_parameters()
-        given = {str(index): value for index, value in enumerate(args)} | kwargs
-        tensors = [
-            (name, tensor)
-            for name, value in given.items()
-            for tensor in tensors_in(value, self.recorder.tensor_class, [])
-        ]
-        for name, tensor in tensors[:MOST_INPUTS]:
+        for name, tensor in named_inputs(args, kwargs, self.recorder.tensor_class):
             host = self.on_host(tensor)
             if host is None or not host.data.size:
                 continue

@@ -18,8 +18,8 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
 from twinprobe._record.torch.optimizer import Cycle
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
-from twinprobe._record.torch.values import rounding_settings
-from twinprobe._record.watch import MOST_INPUTS, Read, Watcher
+from twinprobe._record.torch.values import process_rank, rounding_settings
+from twinprobe._record.watch import Read, Watcher, named_inputs
 from twinprobe._record.watch.torch_statistics import (
     FLOATS,
     DevicePass,
@@ -43,6 +43,8 @@ _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 class TorchWatcher(Watcher):
     """Hooks on the model, on all optimizers and on backward(); a small tensor of numbers for each step."""
 
+    rank = staticmethod(process_rank)
+
     def __init__(self, config: RecordConfig) -> None:
         super().__init__(config)
         self._backward: Any = None
@@ -63,10 +65,6 @@ class TorchWatcher(Watcher):
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
         self._late = False  # a step with a closure is under way: its gradients come while it runs
-
-    def rank(self) -> int | None:
-        distributed = torch.distributed
-        return int(distributed.get_rank()) if distributed.is_available() and distributed.is_initialized() else None
 
     # -- attaching --------------------------------------------------------------------------------------------------
 
@@ -132,7 +130,7 @@ class TorchWatcher(Watcher):
 
     def _hook(self, module: torch.nn.Module, before: Any, after: Any) -> None:
         if getattr(module, "_compiled_call_impl", None) is not None:  # compiled in place, and hooks would be with it
-            self._handles.append(CompiledBoundary(module, before or _nothing, after))
+            self._handles.append(CompiledBoundary(module, before or (lambda *_: None), after))
             return
         if before is not None:
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -140,14 +138,14 @@ class TorchWatcher(Watcher):
 
     # -- what the hooks do ------------------------------------------------------------------------------------------
 
-    def _work(self, act: Callable[..., None], *what: Any) -> None:
-        """Our own work: no gradients, nobody else's modes, and no error reaches the training."""
+    def _work(self, act: Callable[..., None], *args: Any) -> None:
+        """Run the watcher's own work: without gradients or modes; errors are noted, never raised into the training."""
         gradients = _is_grad_enabled()
         if gradients:
             _set_grad_enabled(False)
         try:
             with silence():
-                act(gradients, *what)
+                act(gradients, *args)
         except Exception as error:
             self.problems.note("watching", error)
         finally:
@@ -172,12 +170,10 @@ class TorchWatcher(Watcher):
             return
         if first:
             self._note_settings()
-            if not self.has_optimizer:  # nobody announces the update
+            if not self.has_optimizer:  # no hook will announce the update
                 self._note_parameters()
         if first or any(module is model for model in self._models):
-            given = {str(index): value for index, value in enumerate(args)} | kwargs
-            tensors = ((name, found) for name, value in given.items() for found in tensors_in(value, torch.Tensor, []))
-            for (name, tensor), _ in zip(tensors, range(MOST_INPUTS), strict=False):
+            for name, tensor in named_inputs(args, kwargs, torch.Tensor):
                 self._note_input(f"input.{name}", _local(tensor.detach()))
 
     def _is_over(self, step: Any, module: Any) -> bool:
@@ -202,7 +198,7 @@ class TorchWatcher(Watcher):
             self._note_loss("output", loss)
 
     def _block(self, name: str) -> Any:
-        """The hook that takes the statistics of what one module gives."""
+        """The hook that measures the output of one module."""
         ids = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
         self.keep_residue(name)
         eps = self.series(f"output.{name}.eps")
@@ -298,11 +294,11 @@ class TorchWatcher(Watcher):
             self._updates[optimizer] = self._groups, [pair for pair in self._parameters if id(pair[1]) in held]
             self._groups += len(optimizer.param_groups)
         first, own = self._updates[optimizer]
-        found = [(name, parameter.grad) for name, parameter in own if parameter.grad is not None]
+        gradients = [(name, parameter.grad) for name, parameter in own if parameter.grad is not None]
         if len(self._updates) > 1:  # two may hold the same parameter
-            found = [pair for pair in found if pair[0] not in self._graded]
-            self._graded.update(name for name, _ in found)
-        self._measure("gradient", found)
+            gradients = [pair for pair in gradients if pair[0] not in self._graded]
+            self._graded.update(name for name, _ in gradients)
+        self._measure("gradient", gradients)
         for group, key, value in _settings(optimizer):
             name = f"group.{first + group}.{key}"
             if isinstance(value, torch.Tensor):
@@ -312,21 +308,21 @@ class TorchWatcher(Watcher):
 
     def _measure(self, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """The norm and the largest magnitude of each, a few kernels for all of them."""
-        known = self._places.setdefault(kind, {})
+        places = self._places.setdefault(kind, {})
         groups: dict[tuple[torch.device, torch.dtype], list[tuple[Sequence[int], torch.Tensor]]] = {}
         for name, tensor in tensors:
             here = tensor if type(tensor) in _PLAIN_TENSORS else _local(tensor)
             if not here.is_floating_point() or here.layout is not torch.strided or not here.numel():
                 continue
-            place = known.get(name)
+            place = places.get(name)
             if place is None:
-                place = known[name] = self.series(f"{kind}.{name}.norm"), self.series(f"{kind}.{name}.max")
+                place = places[name] = self.series(f"{kind}.{name}.norm"), self.series(f"{kind}.{name}.max")
             groups.setdefault((here.device, here.dtype), []).append((place, here))
-        for (device, _), found in groups.items():
-            if device.type != "meta" and not self._once(device, found):
-                norms, largest = norms_and_largest([tensor for _, tensor in found])
-                self._values.append(([place[0] for place, _ in found], norms))
-                self._values.append(([place[1] for place, _ in found], largest))
+        for (device, _), measured in groups.items():
+            if device.type != "meta" and not self._once(device, measured):
+                norms, largest = norms_and_largest([tensor for _, tensor in measured])
+                self._values.append(([place[0] for place, _ in measured], norms))
+                self._values.append(([place[1] for place, _ in measured], largest))
 
     def _once(self, device: torch.device, tensors: list[tuple[Sequence[int], torch.Tensor]]) -> bool:
         """Whether these were measured by a pass that reads each tensor once."""
@@ -359,7 +355,7 @@ class TorchWatcher(Watcher):
         settings = rounding_settings() | kernels
         if settings != self._settings[0]:
             numbers = [
-                (self.series(f"setting.{name}"), float(value) if isinstance(value, _PLAIN) else float(_code(value)))
+                (self.series(f"setting.{name}"), float(value if isinstance(value, _PLAIN) else _code(value)))
                 for name, value in settings.items()
             ]
             self._settings = settings, numbers
@@ -405,11 +401,11 @@ class TorchWatcher(Watcher):
                 if here.is_cpu:
                     self.step.numbers += zip(places, here.reshape(-1).tolist(), strict=True)
                     continue
-                series, found = by_device.setdefault(here.device, ([], []))
+                series, tensors = by_device.setdefault(here.device, ([], []))
                 series += places
-                found.append(here.reshape(-1))
-            for device, (series, found) in by_device.items():
-                self.step.pending.append(self._sent(device, series, torch.cat(found)))
+                tensors.append(here.reshape(-1))
+            for device, (series, tensors) in by_device.items():
+                self.step.pending.append(self._sent(device, series, torch.cat(tensors)))
             self.step.pending += [*arriving, lambda: measured]
         self._values, self._losses = [], {}
 
@@ -427,9 +423,9 @@ class TorchWatcher(Watcher):
 
         def read() -> tuple[list[int], NDArray[np.float64]]:
             event.synchronize()
-            found = np.array(host[:length].numpy(), dtype=np.float64)
+            numbers = np.array(host[:length].numpy(), dtype=np.float64)
             spare.append((host, event))
-            return series, found
+            return series, numbers
 
         return read
 
@@ -448,10 +444,6 @@ def _settings(optimizer: Any) -> Iterator[tuple[int, str, Any]]:
 
 def _held_by(optimizer: Any) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def _nothing(*_: Any) -> None:
-    """Before a compiled module there is nothing to do."""
 
 
 def _unwrapped(name: str) -> str:
@@ -476,18 +468,18 @@ def _blocks(model: torch.nn.Module, named: dict[str, tuple[torch.nn.Module, bool
     """What a ModuleList or a Sequential holds, the outermost of them; compiled regions count as a whole."""
     paths = {id(module): name for name, (module, _) in named.items()}
     compiled = {id(module) for module, is_boundary in named.values() if is_boundary}
-    found: set[str] = set()
+    blocks: set[str] = set()
 
     def walk(module: torch.nn.Module, in_container: bool) -> None:
         container = isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)
         if id(module) in compiled or (in_container and not container):
-            found.add(paths.get(id(module), ""))
+            blocks.add(paths.get(id(module), ""))
             return
         for child in module.children():
             walk(child, container)
 
     walk(model, False)
-    found.discard("")
+    blocks.discard("")
     # In evaluation some modules take another way when they are observed, which would change the numbers.
-    found = {name for name in found if named[name][0].training or not has_fast_path(named[name][0])}
-    return found or {name for name in named if name and "." not in name}
+    blocks = {name for name in blocks if named[name][0].training or not has_fast_path(named[name][0])}
+    return blocks or {name for name in named if name and "." not in name}

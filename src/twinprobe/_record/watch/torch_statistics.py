@@ -78,10 +78,10 @@ class HostPass:
             return
         fine = torch.float64 if len(series) == 3 or tensor.dtype == torch.float64 else torch.float32
         low, high = torch.aminmax(tensor)  # the norm of infinite order takes twenty times as long
-        found = [float(torch.linalg.vector_norm(tensor, dtype=fine)), max(float(high), -float(low))]
+        statistics = [float(torch.linalg.vector_norm(tensor, dtype=fine)), max(float(high), -float(low))]
         if len(series) == 3:
-            found.append(float(tensor.mean(dtype=torch.float32)))
-        self._others += zip(series, found, strict=True)
+            statistics.append(float(tensor.mean(dtype=torch.float32)))
+        self._others += zip(series, statistics, strict=True)
 
     def collect(self) -> tuple[list[int], NDArray[np.float64]]:
         """All series and their values since the last time."""
@@ -144,8 +144,8 @@ class DevicePass:
         def read() -> tuple[list[int], NDArray[np.float64]]:
             places: list[int] = []
             values: list[float] = []
-            for _, receivers, found in results():
-                for (series, count), statistics in zip(receivers, found, strict=True):
+            for _, receivers, measured in results():
+                for (series, count), statistics in zip(receivers, measured, strict=True):
                     # The largest value is taken without regard to NaN; the sums show it.
                     largest = math.nan if statistics.nan else max(abs(statistics.max), abs(statistics.min))
                     places += series
@@ -159,14 +159,14 @@ def norms_and_largest(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.
     """The norm and the largest magnitude of each tensor, a few kernels for all; they are of one device and dtype."""
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     if tensors[0].dtype == dtype:
-        found = [torch._foreach_norm(tensors, order) for order in (2.0, math.inf)]
+        norms = [torch._foreach_norm(tensors, order) for order in (2.0, math.inf)]
     elif _NORM_HAS_DTYPE:
-        found = [torch._foreach_norm(tensors, order, dtype=dtype) for order in (2.0, math.inf)]
+        norms = [torch._foreach_norm(tensors, order, dtype=dtype) for order in (2.0, math.inf)]
     else:
-        found = [
+        norms = [
             [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors] for order in (2.0, math.inf)
         ]
-    return torch.stack(found[0]), torch.stack(found[1])
+    return torch.stack(norms[0]), torch.stack(norms[1])
 
 
 def output_statistics(values: torch.Tensor) -> list[torch.Tensor]:

@@ -66,10 +66,10 @@ def find_layout(path: Path) -> Layout:
         raise BadInput("is a file, not the folder of a dump", where=path, hint="give two folders or two tensor files")
     # Links stay as the user wrote them.
     whole = path if remote(path) is not None else Path(os.path.abspath(path))  # noqa: PTH100
-    found = _atb(whole) or _torch(whole)
-    if found is None:
+    layout = _atb(whole) or _torch(whole)
+    if layout is None:
         raise BadInput("is neither a torch dump nor an ATB dump", where=path, hint=_HINT)
-    return found
+    return layout
 
 
 def is_round(name: str) -> bool:
@@ -110,32 +110,28 @@ def _atb_layout(path: Path, root: Path, devices: list[Device], below: tuple[str,
 
 
 def _atb_devices(root: Path, store: str) -> list[Device]:
-    found = []
+    devices = []
     for name in folders_in(root / store):
         match = _ATB_DEVICE.fullmatch(name)
-        if match is not None and _holds_operators(root / store / name):
-            found.append(Device(f"{store}/{name}", int(match["number"]), match["pid"]))
-    return sorted(found, key=lambda device: (device.number, int(device.pid)))
-
-
-def _holds_operators(folder: Path) -> bool:
-    """Whether rounds, or operators without a round (the oldest layout), lie in a device's folder."""
-    return any(is_round(name) or _OPERATOR.fullmatch(name) for name in folders_in(folder))
+        # It holds rounds, or in the oldest layout operators without a round.
+        inner = folders_in(root / store / name) if match is not None else []
+        if match is not None and any(is_round(below) or _OPERATOR.fullmatch(below) for below in inner):
+            devices.append(Device(f"{store}/{name}", int(match["number"]), match["pid"]))
+    return sorted(devices, key=lambda device: (device.number, int(device.pid)))
 
 
 def _torch(path: Path) -> Layout | None:
     for up, below in ((path, ()), (path.parent, (path.name,)), (path.parent.parent, (path.parent.name, path.name))):
         if (up / TREE).is_file() or _holds_modules(up):
             return _torch_layout(path, up, below)
-    found = _torch_below(path)
-    if not found:
-        return None
-    roots = {folder.parent for folder in found}
+    folders = _torch_below(path)
+    roots = {folder.parent for folder in folders}
     if len(roots) > 1:
         names = ", ".join(sorted(str(root.relative_to(path)) for root in roots)[:4])
         raise BadInput(f"holds several dumps: {names}", where=path, hint="name one of them")
-    root = roots.pop()
-    return Layout(TORCH, path, root, tuple(_torch_devices(root, {folder.name for folder in found})))
+    for root in roots:
+        return Layout(TORCH, path, root, tuple(_torch_devices(root, {folder.name for folder in folders})))
+    return None
 
 
 def _torch_below(path: Path) -> list[Path]:
@@ -157,15 +153,15 @@ def _torch_layout(path: Path, folder: Path, below: tuple[str, ...]) -> Layout | 
 
 def _torch_devices(root: Path, named: set[str]) -> list[Device]:
     """The device folders beside each other; a folder of any name counts if it was named."""
-    found = []
+    devices = []
     for name in folders_in(root):
         match = _TORCH_DEVICE.fullmatch(name)
         if match is not None and (name in named or (root / name / TREE).is_file()):
             number = match["number"] or match["number2"] or "-1"
-            found.append(Device(name, int(number), match["pid"] or match["pid2"]))
+            devices.append(Device(name, int(number), match["pid"] or match["pid2"]))
         elif name in named:
-            found.append(Device(name, -1, ""))
-    return sorted(found, key=lambda device: (device.number, device.name))
+            devices.append(Device(name, -1, ""))
+    return sorted(devices, key=lambda device: (device.number, device.name))
 
 
 def _holds_modules(folder: Path) -> bool:
@@ -245,7 +241,7 @@ class LlmDump:
             return _with_unknown_modules(self.models[0] if self.models else None, files)
         if self.models:
             return self.models[token.model]
-        return _tree_offolders_in(files)
+        return _tree_of_folders(files)
 
 
 def open_llm_dump(path: Path) -> LlmDump:
@@ -278,12 +274,12 @@ def _topologies(layout: Layout, device: Device) -> list[OpNode]:
     if folder is None:
         return []
     shift = int((root / "layer" / folder.name / "TransdataOperation_0.json").is_file())
-    found = [read_topology(file, shift=shift) for file in sorted(folder.glob("*.json"))]
-    return [tree for tree, _ in sorted(found, key=lambda model: model[1])]
+    models = [read_topology(file, shift=shift) for file in sorted(folder.glob("*.json"))]
+    return [tree for tree, _ in sorted(models, key=lambda model: model[1])]
 
 
 def _fit_numbers(dump: LlmDump, device: Device) -> None:
-    """Numbers in folder names may begin elsewhere than the topology says: take those under which the most are found."""
+    """Numbers in folder names may start elsewhere than in the topology: take the offset that fits most operators."""
     for token in dump.tokens(device)[:2]:
         if not dump.models:
             return
@@ -307,15 +303,15 @@ def _fit_numbers(dump: LlmDump, device: Device) -> None:
 def _offset(model: OpNode, tops: set[str]) -> int | None:
     if all(child.folder in tops for child in model.children):
         return 0
-    found: Counter[int] = Counter()
+    offsets: Counter[int] = Counter()
     numbers: dict[str, list[int]] = {}
     for name in tops:
         number, _, kind = name.partition("_")
         numbers.setdefault(kind, []).append(int(number))
     for child in model.children:
         number, _, kind = child.folder.partition("_")
-        found.update(other - int(number) for other in numbers.get(kind, ()))
-    return max(found, key=lambda offset: (found[offset], -abs(offset)), default=None)
+        offsets.update(on_disk - int(number) for on_disk in numbers.get(kind, ()))
+    return max(offsets, key=lambda offset: (offsets[offset], -abs(offset)), default=None)
 
 
 def _with_unknown_modules(tree: OpNode | None, files: Files) -> OpNode:
@@ -332,10 +328,8 @@ def _with_unknown_modules(tree: OpNode | None, files: Files) -> OpNode:
         parent = folder.rpartition(".")[0]
         while parent and parent not in nodes:
             parent = parent.rpartition(".")[0]
-        host = nodes.get(parent, copy)
-        node = OpNode(folder, folder.rpartition(".")[2].split("-")[0], folder)
-        nodes[folder] = node
-        host.children.append(node)
+        node = nodes[folder] = OpNode(folder, folder.rpartition(".")[2].split("-")[0], folder)
+        nodes.get(parent, copy).children.append(node)
     return copy
 
 
@@ -344,19 +338,17 @@ def _copied(tree: OpNode) -> OpNode:
     return OpNode(tree.name, tree.op_type, tree.folder, children, tree.param, tree.inputs, tree.outputs, tree.called)
 
 
-def _tree_offolders_in(files: Files) -> OpNode:
+def _tree_of_folders(files: Files) -> OpNode:
     """The operators as the folders show them: ``1_Layer/0_LinearOperation``."""
     top = OpNode("", "", "")
     nodes = {"": top}
 
     def order(folder: str) -> list[tuple[int, str]]:
-        parts = [part.partition("_") for part in folder.split("/")]
-        return [(int(number), rest) for number, _, rest in parts]
+        return [(int(number), rest) for number, _, rest in (part.partition("_") for part in folder.split("/"))]
 
     for folder in sorted(files, key=order):
         parent, _, last = folder.rpartition("/")
-        node = OpNode(folder, last.partition("_")[2], folder)
-        nodes[folder] = node
+        node = nodes[folder] = OpNode(folder, last.partition("_")[2], folder)
         nodes[parent if parent in nodes else ""].children.append(node)
     return top
 
@@ -376,36 +368,35 @@ class ManualPair:
 
 
 def find_manual(path: Path) -> Path | None:
-    """The metadata file that a path means: itself, or the one in its folder; None where it is another kind of dump."""
+    """The metadata file at a path: itself, or the one in its folder; None where it is another kind of dump."""
     if path.name == METADATA:
         return path if path.is_file() else None
     if not path.is_dir() or (path / TREE).is_file():
         return None
-    found = [file for file in (path / METADATA, path / FOLDER / METADATA) if file.is_file()]
-    found = found or sorted(path.glob(f"*/{FOLDER}/{METADATA}"))
-    if len(found) > 1:
-        names = ", ".join(str(file.parent.relative_to(path)) for file in found[:4])
+    files = [file for file in (path / METADATA, path / FOLDER / METADATA) if file.is_file()]
+    files = files or sorted(path.glob(f"*/{FOLDER}/{METADATA}"))
+    if len(files) > 1:
+        names = ", ".join(str(file.parent.relative_to(path)) for file in files[:4])
         raise BadInput(f"holds tensors of several processes: {names}", where=path, hint="name one of them")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def read_manual(path: Path) -> list[ManualPair]:
     """The pairs in order of their tokens, within one in the order of saving."""
     document = read_json(path)
-    if not isinstance(document, dict):
-        raise BadInput("names no pairs of tensors", where=path, hint=f"expected {_FORM}")
-    pairs = [pair for data_id, tokens in document.items() for pair in _of_one(path, data_id, tokens)]
+    saved = document.items() if isinstance(document, dict) else ()
+    pairs = [pair for data_id, tokens in saved for pair in _pairs_of(path, data_id, tokens)]
     if not pairs:
         raise BadInput("names no pairs of tensors", where=path, hint=f"expected {_FORM}")
     return sorted(pairs, key=lambda pair: int(pair.token))
 
 
-def _of_one(path: Path, data_id: str, tokens: Any) -> list[ManualPair]:
+def _pairs_of(path: Path, data_id: str, tokens: Any) -> list[ManualPair]:
     pairs = []
     for token, files in tokens.items() if isinstance(tokens, dict) else [("", None)]:
         if not is_round(token) or not isinstance(files, list) or [type(file) for file in files] != [str, str]:
             raise BadInput("names no pair of tensors", where=f"{path}: {data_id}", hint=f"expected {_FORM}")
-        # Where the tensors were saved says nothing after they moved; how they lie beside the metadata does not change.
+        # Absolute paths are wrong once a dump has been moved; the place beside the metadata does not change.
         golden = files[0].replace("\\", "/").rpartition("/")[2]
         pairs.append(ManualPair(token, data_id, f"{token}/{golden}", files[1]))
     return pairs

@@ -88,7 +88,7 @@ class TokenFolder:
         return self.header(file).shape if file.file.endswith(".bin") else self.open(file, enough=0).shape
 
     def header(self, file: TensorFile) -> AtbHeader:
-        """What an ATB file says of its tensor."""
+        """The header of an ATB file."""
         return open_llm_header(self.root, self.name(file), linked=file.linked)
 
     def shards(self, file: TensorFile) -> list[HostTensor]:
@@ -126,7 +126,7 @@ def _module_files(folder: str, entries: Entries) -> tuple[TensorFile, ...]:
 
 def atb_files(root: Path, round_folder: str) -> Files:
     """Files of one execution round by operator folder."""
-    found: Files = {}
+    files: Files = {}
     top = _Folder(root, round_folder)
     waiting = [("", 0)]
     while waiting:
@@ -135,11 +135,11 @@ def atb_files(root: Path, round_folder: str) -> Files:
         if folder:
             taken = top.listed(f"{folder}/before") if before else ()
             given = top.listed(f"{folder}/after") if after else ()
-            found[folder] = _operator_files(folder, taken, given)
+            files[folder] = _operator_files(folder, taken, given)
         if depth < _DEEPEST and below:
             front = f"{folder}/" if folder else ""
             waiting += [(front + name, depth + 1) for name in below]
-    return found
+    return files
 
 
 @lru_cache(maxsize=1 << 10)
@@ -196,12 +196,12 @@ class _Folder:
         """What a folder holds, in the order of the names; links to folders are not followed."""
         try:
             with scan(self._path / name) if self._text is None else os.scandir(f"{self._text}/{name}") as entries:
-                found = [(entry.name, _kind(entry)) for entry in entries]
+                listing = [(entry.name, _kind(entry)) for entry in entries]
         except OSError:
             return ()
-        if len(found) > 1:
-            found.sort()
-        return tuple(found)
+        if len(listing) > 1:
+            listing.sort()
+        return tuple(listing)
 
 
 def _kind(entry: Entry | os.DirEntry[str]) -> str:
@@ -260,17 +260,17 @@ def _path(root: Path, name: str, *, linked: bool) -> Path | str:
 def alias_target(root: Path, name: str, alias: str) -> str:
     """The file that an alias means: a path beside the file, or ``{op}_{child}_outtensor{i}.bin`` of the same round."""
     beside = f"{name.rpartition('/')[0]}/{alias}" if "/" in name else alias
-    found = _ALIAS.fullmatch(alias) if len(alias) <= _LONGEST_ALIAS else None
-    if found is None:
+    match = _ALIAS.fullmatch(alias) if len(alias) <= _LONGEST_ALIAS else None
+    if match is None:
         return beside
     path = root / _round_folder(name)
-    for number in found["op"].split("_"):
+    for number in match["op"].split("_"):
         nested = [entry for entry in folders_in(path, links=False) if entry.partition("_")[0] == number]
         if not nested:
-            raise DamagedTensor(f"names {alias} for its elements, but there is no operation {found['op']}", where=name)
+            raise DamagedTensor(f"names {alias} for its elements, but there is no operation {match['op']}", where=name)
         path = path / nested[0]
-    places = ("before", "after") if found["file"].startswith("intensor") else ("after", "before")
-    files = [path / place / found["file"] for place in places]
+    places = ("before", "after") if match["file"].startswith("intensor") else ("after", "before")
+    files = [path / place / match["file"] for place in places]
     return str(next((file for file in files if file.exists()), files[0]).relative_to(root))
 
 

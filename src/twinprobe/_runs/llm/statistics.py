@@ -39,7 +39,7 @@ def recorded_statistics(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]
 
 def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
     files = dict(token.files)
-    found: dict[str, Recorded] = {}
+    statistics: dict[str, Recorded] = {}
     for folder in token.files:
         listed: list[TensorFile] = []
         count: Counter[str] = Counter()
@@ -50,16 +50,16 @@ def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
             count[io] += 1
             file = TensorFile(io, (index,), f"{folder}/{_TORCH_FILE}#{io}.{index}")
             values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "L2Norm"))
-            found[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
+            statistics[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
             listed.append(file)
         if listed:
             files[folder] = tuple(listed)
-    return files, found
+    return files, statistics
 
 
 def _atb(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
     files = dict(token.files)
-    found: dict[str, Recorded] = {}
+    statistics: dict[str, Recorded] = {}
     for listed in files.values():
         for file in listed:
             try:
@@ -68,30 +68,31 @@ def _atb(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
                 continue
             if header.statistics:
                 values = tuple(header.statistics.get(name) for name in STATS)
-                found[file.file] = Recorded(header.dtype_text, header.shape, values)
-    if not found:
-        _from_round_file(token.root / token.folder / _ROUND_FILE, files, found)
-    return files, found
+                statistics[file.file] = Recorded(header.dtype_text, header.shape, values)
+    if not statistics:
+        _from_round_file(token.root / token.folder / _ROUND_FILE, files, statistics)
+    return files, statistics
 
 
-def _from_round_file(path: Path, files: Files, found: dict[str, Recorded]) -> None:
+def _from_round_file(path: Path, files: Files, statistics: dict[str, Recorded]) -> None:
     """The successor's statistic.csv: operators by their numbers, tensors by input or output and index."""
     # 1_Layer/0_Linear is operator 1_0 there.
     folders = {"/".join(part.partition("_")[0] for part in folder.split("/")): folder for folder in files}
-    known = {(folder, file.io, file.place): file for folder, listed in files.items() for file in listed}
+    file_at = {(folder, file.io, file.place): file for folder, listed in files.items() for file in listed}
     added: dict[str, list[TensorFile]] = {}
     for row in _rows(path):
         folder = folders.get(row.get("Op Id", "").replace("_", "/"))
         if folder is None:
             continue
         io = INPUT if "in" in row.get("Input/Output", "").lower() else OUTPUT
-        place = (_whole(row.get("Index", "0")),)
-        file = known.get((folder, io, place))
+        index = row.get("Index", "0")
+        place = (int(index) if index.isdecimal() and len(index) < 10 else 0,)
+        file = file_at.get((folder, io, place))
         if file is None:
-            file = known[folder, io, place] = TensorFile(io, place, f"{_ROUND_FILE}#{folder}.{io}.{place[0]}")
+            file = file_at[folder, io, place] = TensorFile(io, place, f"{_ROUND_FILE}#{folder}.{io}.{place[0]}")
             added.setdefault(folder, []).append(file)
         values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "Norm"))
-        found[file.file] = Recorded(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
+        statistics[file.file] = Recorded(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
     for folder, more in added.items():
         files[folder] += tuple(more)
 
@@ -110,10 +111,6 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         return
 
 
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
-
-
 def _number(text: str | None) -> float | None:
     try:
         return float(text) if text else None
@@ -122,5 +119,5 @@ def _number(text: str | None) -> float | None:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    parts = text.strip("[]()").replace("x", ",").split(",")
-    return tuple(int(part) for part in (piece.strip() for piece in parts) if part.isdecimal() and len(part) < 16)
+    parts = map(str.strip, text.strip("[]()").replace("x", ",").split(","))
+    return tuple(int(part) for part in parts if part.isdecimal() and len(part) < 16)

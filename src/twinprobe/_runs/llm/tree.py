@@ -105,7 +105,7 @@ class _Reader:
 
     def operators(self, values: list[Any], front: str, first: int, where: str, depth: int) -> list[OpNode]:
         """``front`` stands before the numbers of their folders, which begin with ``first``."""
-        found = []
+        nodes = []
         for index, value in enumerate(values):
             place = f"{where}[{index}]"
             self._check(value, "opType", 'is not an operator: it needs an "opType"', place, depth)
@@ -116,16 +116,16 @@ class _Reader:
             below = self.operators(children, f"{folder}/", 0, f"{place}.nodes", depth + 1)
             tensors = _texts(value, "inTensors"), _texts(value, "outTensors")
             name, param = name if isinstance(name, str) else kind, param if isinstance(param, dict) else {}
-            found.append(OpNode(name, kind, folder, below, param, *tensors))
-        return found
+            nodes.append(OpNode(name, kind, folder, below, param, *tensors))
+        return nodes
 
 
 def _first_number(nodes: list[Any], path: Path) -> int:
     if not nodes:
         raise BadInput("holds no operators", where=path)
     name = nodes[0].get("opName") if isinstance(nodes[0], dict) else None
-    found = _LAST_NUMBER.search(name) if isinstance(name, str) else None
-    return int(found[1][:9]) if found else 0
+    match = _LAST_NUMBER.search(name) if isinstance(name, str) else None
+    return int(match[1][:9]) if match else 0
 
 
 def _texts(value: dict[str, Any], key: str) -> tuple[str, ...]:

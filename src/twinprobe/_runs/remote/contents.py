@@ -63,7 +63,7 @@ class RemoteContents:
         if stop <= start:
             return b""
         if self._size <= SMALL:
-            # Who looks at the beginning alone, to tell what it is, comes back to measure it.
+            # A file that is only looked at to see what it is will be read again to be measured.
             self._blocks[0] = self._blocks.get(0) or self._path.small(again=self._enough is not None)
             return self._blocks[0][start:stop]
         whole = self._size <= WHOLE and self._enough is None

@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from functools import total_ordering
 from pathlib import Path, PurePath, PurePosixPath
 from stat import S_IFDIR, S_IFREG
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
-from twinprobe._runs.remote.store import FOLDER, Found, Options, Store, refuse_denied, store_of
+from twinprobe._runs.remote.store import FOLDER, Answer, Options, Store, refuse_denied, store_of
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ class UrlName:
 
     @property
     def parents(self) -> list[Self]:
-        found: list[Self] = []
+        parents: list[Self] = []
         path = self
         while path.parent != path:
             path = path.parent
-            found.append(path)
-        return found
+            parents.append(path)
+        return parents
 
     def with_name(self, name: str) -> Self:
         return self._at(self._inner[: len(self._inner) - len(self.name)] + name)
@@ -144,16 +144,10 @@ def _arrived(kind: type[UrlName], own: tuple[Any, ...], sender: int) -> UrlName:
     return path
 
 
-class Ranges(Protocol):
-    """Whatever hands out ranges of bytes."""
-
-    def read_range(self, start: int, stop: int) -> bytes: ...
-
-
 class RangeReader(io.RawIOBase):
     """The raw side of a buffered reader; how much is read ahead is the buffer's size."""
 
-    def __init__(self, source: Ranges, size: int) -> None:
+    def __init__(self, source: RemotePath, size: int) -> None:
         super().__init__()
         self._source, self._size, self._at = source, size, 0
 
@@ -200,10 +194,10 @@ class RemotePath(UrlName):
         parent = self.parent
         if parent == self or (self._named and not self.store.listed(parent._inner)):
             return self.store.size(self._inner, str(self))
-        found = self.store.listing(parent._inner, str(parent)).get(self.name)
-        if found is None:
+        size = self.store.listing(parent._inner, str(parent)).get(self.name)
+        if size is None:
             raise FileNotFoundError(2, os.strerror(2), str(self))
-        return found
+        return size
 
     def _kind(self) -> int | None:
         try:
@@ -255,10 +249,7 @@ class RemotePath(UrlName):
             names = [first] if not set(first) & set("*?[") else list(self.listing())
         except OSError:
             return
-        for name in names:
-            if not fnmatchcase(name, first):
-                continue
-            path = self / name
+        for path in (self / name for name in names if fnmatchcase(name, first)):
             if rest:
                 yield from path.glob(rest)
             elif path.exists():
@@ -274,7 +265,7 @@ class RemotePath(UrlName):
                 yield from path.rglob(pattern)
 
     def forget(self) -> None:
-        """Look anew: what lies there may have changed since it was last listed."""
+        """Drop what is cached of this path: it may have changed since it was last listed."""
         self.store.forget(self._inner)
 
     def read_range(self, start: int, stop: int) -> bytes:
@@ -304,20 +295,16 @@ class RemotePath(UrlName):
             return str(file.read())
 
     def open(
-        self,
-        mode: str = "r",
-        buffering: int = -1,
-        encoding: str | None = None,
-        errors: str | None = None,
+        self, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None,
         newline: str | None = None,
-    ) -> IO[Any]:
+    ) -> IO[Any]:  # fmt: skip
         """Open for reading; only what is read is fetched, with a bounded read-ahead."""
         if mode not in ("r", "rb", "rt"):
             raise io.UnsupportedOperation("a remote file is written whole, not in pieces")
         reader = io.BufferedReader(RangeReader(self, self.file_size()), buffering if buffering > 1 else _BUFFER)
         return reader if mode == "rb" else io.TextIOWrapper(reader, encoding or "utf-8", errors, newline)
 
-    def _put(self, call: Callable[[Any], Found]) -> Found:
+    def _put(self, call: Callable[[Any], Answer]) -> Answer:
         """Send something there; what was known of the place is forgotten."""
         try:
             return self.store.ask(str(self), call)
@@ -343,7 +330,7 @@ class RemotePath(UrlName):
                 fs.pipe_file(self._inner, content, mode="create")
             except FileExistsError:
                 return False
-            except (TypeError, NotImplementedError):  # this one knows no such mode
+            except (TypeError, NotImplementedError):  # this file system has no such mode
                 if fs.exists(self._inner):
                     return False
                 fs.pipe_file(self._inner, content)
@@ -410,7 +397,7 @@ class RemotePath(UrlName):
         raise BadInput("must be a path on this machine: a URL is not read here", where=str(self), hint="copy it first")
 
 
-# What a storage says about the content of its files: enough to see that nothing has changed, without reading it.
+# What a storage reports about its files: enough to see that nothing has changed, without reading them.
 
 # By content where the storage has a checksum, else by the time of the last change.
 _MARKS = (
@@ -421,8 +408,8 @@ _MARKS = (
 
 def marks_below(folder: RemotePath) -> dict[str, str]:
     """The marks of all files below a folder, by their paths from there; a thousand files cost one request."""
-    found = folder.store.ask(str(folder), lambda fs: fs.find(folder.inner, detail=True))
-    return {name[len(folder.inner) :].strip("/"): _mark(found[name]) for name in sorted(found)}
+    files = folder.store.ask(str(folder), lambda fs: fs.find(folder.inner, detail=True))
+    return {name[len(folder.inner) :].strip("/"): _mark(files[name]) for name in sorted(files)}
 
 
 def version_of(path: RemotePath) -> tuple[int, int] | None:

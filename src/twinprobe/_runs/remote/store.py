@@ -40,7 +40,7 @@ class NoAnswer(OSError):
 def understood(error: BaseException, where: str) -> OSError | BadInput:
     """An OSError with words in it, or BadInput where nothing can be had without other credentials."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    text = _one_line(error)
+    text = " ".join(str(getattr(error, "strerror", None) or str(error) or type(error).__name__).split())[:_LONGEST]
     if isinstance(error, ImportError):
         package = (error.name or "").partition(".")[0]
         hint = f"pip install {package}" if package else "install it with pip"
@@ -63,12 +63,7 @@ def _plain(error: BaseException, text: str, where: str) -> OSError:
     return OSError(number, text)
 
 
-def _one_line(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split())[:_LONGEST]
-
-
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 Options = tuple[tuple[str, Any], ...]
 
 PATIENCE = 15.0  # seconds for the first answer; after it, the library's own limits hold
@@ -83,40 +78,42 @@ class Asking:
 
         self.protocol = protocol
         self._made: Any = None
-        # An instance of our own: listings are kept here, and nobody else's instance should lose its cache for that.
+        # An instance of our own: listings are cached here, and the program's instances keep their own caches.
         settings = dict(options) | {"skip_instance_cache": True, "use_listings_cache": False}
         self._make: Callable[[], Any] = partial(fsspec.filesystem, protocol, **settings)
         self._lock = threading.Lock()
         self._answered = False
         self._silences = 0
 
-    def ask(self, where: str, call: Callable[[Any], Found]) -> Found:
+    def ask(self, where: str, call: Callable[[Any], Answer]) -> Answer:
         """Call a function of the file system; whatever goes wrong is an OSError with words, or BadInput."""
         try:
-            found = call(self._filesystem()) if self._answered else self._patiently(call)
+            answer = call(self._filesystem()) if self._answered else self._patiently(call)
         except BadInput:
             raise
         except Exception as error:
             raise self._judged(error, where) from None
         self._answered, self._silences = True, 0
-        return found
+        return answer
 
     def _judged(self, error: Exception, where: str) -> Exception:
-        known = understood(error, where)
-        if isinstance(known, NoAnswer):
+        understood_as = understood(error, where)
+        if isinstance(understood_as, NoAnswer):
             self._silences += 1
             if not self._answered or self._silences >= _SILENCES:
                 self._answered = False
                 return BadInput(
-                    str(known.strerror), where=where, hint="check the address (endpoint), the network and any proxy"
+                    str(understood_as.strerror),
+                    where=where,
+                    hint="check the address (endpoint), the network and any proxy",
                 )
-        elif isinstance(known, OSError):
+        elif isinstance(understood_as, OSError):
             self._answered, self._silences = True, 0
-        return known
+        return understood_as
 
-    def _patiently(self, call: Callable[[Any], Found]) -> Found:
+    def _patiently(self, call: Callable[[Any], Answer]) -> Answer:
         """The first call, in a thread that is left behind if there is no answer in time."""
-        results: list[Found] = []
+        results: list[Answer] = []
         errors: list[BaseException] = []
 
         def attempt() -> None:
@@ -194,8 +191,8 @@ class Store(Asking):
             self.ask(where, lambda fs: fs.info(bucket))
         except FileNotFoundError:
             return bucket
-        except OSError:  # one may not look at it as a whole
-            return None
+        except OSError:
+            pass  # no permission to look at the bucket itself
         return None
 
     def listed(self, path: str) -> bool:
@@ -204,37 +201,37 @@ class Store(Asking):
 
     def listing(self, path: str, where: str) -> dict[str, int]:
         """The sizes of the files in a folder by name; folders in it have FOLDER. One request, then kept."""
-        found = self._listings.get(path)
-        if found is None:
-            found = self._list(path, where)
-            self._keep({path: found})
-        return found
+        listing = self._listings.get(path)
+        if listing is None:
+            listing = self._list(path, where)
+            self._keep({path: listing})
+        return listing
 
     def list_below(self, path: str, where: str) -> None:
         """List a folder and all below it: object stores tell a thousand names at once, whatever folders they are in."""
         if path in self._listings:
             return
-        found: dict[str, dict[str, int]] = {}
+        listings: dict[str, dict[str, int]] = {}
         for name, info in self.ask(where, lambda fs: fs.find(path, detail=True)).items():
             if _kind(info) != "file":
                 continue
             inner, size = name.rstrip("/"), int(info.get("size") or 0)
             while len(inner) > len(path):
                 folder, _, last = inner.rpartition("/")
-                found.setdefault(folder, {}).setdefault(last, size)
+                listings.setdefault(folder, {}).setdefault(last, size)
                 inner, size = folder, FOLDER
-        self._keep(found)
+        self._keep(listings)
 
-    def _keep(self, found: dict[str, dict[str, int]]) -> None:
+    def _keep(self, listings: dict[str, dict[str, int]]) -> None:
         with self._lock:
-            for path, listing in found.items():
+            for path, listing in listings.items():
                 self._listings[path] = listing
                 self._entries += len(listing)
             while self._entries > _MOST_ENTRIES and len(self._listings) > 1:
                 self._entries -= len(self._listings.popitem(last=False)[1])
 
     def _list(self, path: str, where: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         own = path.strip("/")
         for info in self.ask(where, lambda fs: fs.ls(path, detail=True)):
             name = str(info["name"]).strip("/")
@@ -244,8 +241,8 @@ class Store(Asking):
                     raise understood(NotADirectoryError(), where)
                 continue  # the empty object by which some tools mark a folder
             if kind is not None:
-                found[name.rpartition("/")[2]] = FOLDER if kind == "directory" else int(info.get("size") or 0)
-        return found
+                sizes[name.rpartition("/")[2]] = FOLDER if kind == "directory" else int(info.get("size") or 0)
+        return sizes
 
     def forget(self, path: str) -> None:
         """Look anew at everything at and below this path, and at the folder that it lies in."""

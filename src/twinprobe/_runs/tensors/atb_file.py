@@ -118,7 +118,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AtbHeader:
-    """What a file says about its tensor. ``alias`` names the file that holds the same elements."""
+    """The header of a file. ``alias`` names the file that holds the same elements."""
 
     dtype: int | None
     shape: tuple[int, ...]
@@ -178,7 +178,7 @@ def tensor_of(data: Contents, header: AtbHeader) -> HostTensor:
         raise DamagedTensor(f"claims {count * dtype.itemsize} bytes of elements, but only {held} are there")
     if not count:
         return HostTensor(name, header.shape, np.empty(0, dtype))
-    # The header has no padding, so elements may lie off their own boundaries: whoever measures copies block by block.
+    # The header has no padding, so elements may be unaligned: the kernels copy them block by block.
     return HostTensor(name, header.shape, elements(data, dtype, count, header.start))
 
 

@@ -57,7 +57,7 @@ class Stored:
 
 
 def tensors_in(path: Path) -> dict[str, Stored]:
-    """All tensors of a file by name, without reading their elements; DamagedTensor where it is none of these."""
+    """All tensors of a file by name, without reading their elements; DamagedTensor for any other file."""
     try:
         status = path.stat()
         return _tensors(path, status.st_size, getattr(status, "st_mtime_ns", 0))
@@ -84,7 +84,10 @@ def _tensors(path: Path, _size: int, _changed: int) -> dict[str, Stored]:
     elif is_old_state(data):
         tensors = _described(read_old_state(_held(data)))
     elif head[:1] == b"\x80":
-        tensors = _arrays(_held(data))
+        records = tensors_of(pickled_state(_held(data))[0])
+        tensors = _described(
+            {name: (record, None) for name, record in records.items() if isinstance(record, ArrayRecord)}
+        )
     elif suffix == ".ckpt":
         tensors = _mindspore(data)
     else:
@@ -172,11 +175,8 @@ def safetensors_bytes(tensors: dict[str, HostTensor]) -> Iterator[bytes]:
     start = 0
     for name, tensor in tensors.items():
         size = int(tensor.data.nbytes)
-        header[name] = {
-            "dtype": names[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, start + size],
-        }
+        offsets = [start, start + size]
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         start += size
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
@@ -223,14 +223,6 @@ def _described(state: dict[str, Any]) -> Iterator[tuple[str, Stored]]:
         if read is not None:
             yield name, Stored(record.dtype, record.shape, read)
         elif (made := _array(name, record)) is not None:
-            yield name, made
-
-
-def _arrays(pickled: bytes) -> Iterator[tuple[str, Stored]]:
-    state, _ = pickled_state(pickled)
-    for name, record in tensors_of(state).items():
-        made = _array(name, record) if isinstance(record, ArrayRecord) else None
-        if made is not None:
             yield name, made
 
 
@@ -361,17 +353,16 @@ def _mindspore(data: Contents) -> Iterator[tuple[str, Stored]]:
     if not pieces:
         raise DamagedTensor("holds no tensor of MindSpore", hint="an encrypted checkpoint cannot be read")
     for name, parts in pieces.items():
-        dtype, shape = parts[0][0], parts[0][1]
+        dtype, shape, *_ = parts[0]
         if dtype not in DTYPES:
             continue  # texts among the parameters
         _checked(name, dtype, shape, sum(stop - begin for _, _, begin, stop in parts))
 
         def read(dtype: str = dtype, shape: tuple[int, ...] = shape, parts: Any = parts) -> HostTensor:
-            stored = np.dtype(STORAGE[dtype])
             if len(parts) == 1:
                 return _reading(data, dtype, shape, parts[0][2])()
-            flat = np.frombuffer(b"".join(data[begin:stop] for *_, begin, stop in parts), stored)
-            return HostTensor(dtype, shape, flat)
+            octets = b"".join(data[begin:stop] for *_, begin, stop in parts)
+            return HostTensor(dtype, shape, np.frombuffer(octets, STORAGE[dtype]))
 
         yield name, Stored(dtype, shape, read)
 

@@ -23,7 +23,7 @@ from twinprobe.errors import DamagedTensor
 
 # The bytes of a tensor file on this machine, read where they are looked at.
 #
-# A mapped file that somebody shortens kills the process that looks at it (SIGBUS); a read of it is merely short.
+# A mapped file that is truncated kills the process that reads it (SIGBUS); an ordinary read is merely short.
 
 _HEAD = 4096
 # One call of the system reads no more than 2 GiB.
@@ -31,14 +31,14 @@ _AT_ONCE = 1 << 30
 
 
 class LocalContents:
-    """Slices are read as they are asked for; elements go to memory that is used again as soon as nobody looks at it."""
+    """Slices are read on demand; elements go to memory that is reused as soon as it has no other reference."""
 
     __slots__ = ("_changed", "_file", "_head", "_size", "at_once")
 
     def __init__(self, handle: int, status: os.stat_result, at_once: int | None = None) -> None:
         """Takes over the handle of an open file."""
         self.at_once = at_once
-        """The most bytes of elements that are read at once, if somebody has said."""
+        """The most bytes of elements that are read at once, if limited."""
         self._file = io.FileIO(handle)
         self._size, self._changed = status.st_size, status.st_mtime_ns
         self._head = self._file.read(_HEAD) or b""
@@ -89,7 +89,7 @@ class _Buffers(threading.local):
         self._kept: list[NDArray[np.uint8]] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """So many bytes that nobody else looks at."""
+        """So many bytes that have no other reference."""
         kept = self._kept
         for index in range(len(kept)):
             if kept[index].size >= size and sys.getrefcount(kept[index]) == _UNUSED:
@@ -153,7 +153,7 @@ def contents(path: Path | str, *, enough: int | None = None, at_once: int | None
             raise DamagedTensor("is empty", hint="the run that wrote it may have been killed")
         if status.st_size <= SMALL_FILE:
             return os.read(handle, SMALL_FILE)
-        opened, handle = handle, -1  # closed by the contents, when nobody needs them any more
+        opened, handle = handle, -1  # closed with the contents
         return LocalContents(opened, status, at_once)
     finally:
         if handle >= 0:
@@ -245,11 +245,11 @@ class FileElements:
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         width = self.dtype.itemsize
         octets = self._file.stretch(self._start + start * width, self._start + stop * width)
-        found = octets.view(self._stored)
+        elements = octets.view(self._stored)
         if not self._stored.isnative:
-            found = found.astype(self.dtype)
-            found.flags.writeable = False
-        return found
+            elements = elements.astype(self.dtype)
+            elements.flags.writeable = False
+        return elements
 
 
 class JoinedElements(FileElements):
@@ -276,14 +276,14 @@ class JoinedElements(FileElements):
         return out.reshape(-1)[start - first * row : stop - first * row]
 
     def _in_one_row(self, start: int, stop: int) -> NDArray[Any]:
-        found, position = [], 0
+        slices, position = [], 0
         for part, width in zip(self._parts, self._widths, strict=True):
             if position < stop and start < position + width:
-                found.append(part[max(start - position, 0) : min(stop - position, width)])
+                slices.append(part[max(start - position, 0) : min(stop - position, width)])
             position += width
-        if len(found) == 1:
-            return found[0]
-        return np.concatenate(found) if found else np.empty(0, self.dtype)
+        if len(slices) == 1:
+            return slices[0]
+        return np.concatenate(slices) if slices else np.empty(0, self.dtype)
 
 
 class GatheredElements(FileElements):
@@ -301,15 +301,15 @@ class GatheredElements(FileElements):
         self.size = int(self._ends[-1]) if len(length) else 0
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
-        found = []
+        slices = []
         position = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             begin = int(self._ends[position - 1]) if position else 0
             end = min(int(self._ends[position]), stop)
             first = int(self._first[position]) - begin
-            found.append(self._parts[int(self._of[position])][first + start : first + end])
+            slices.append(self._parts[int(self._of[position])][first + start : first + end])
             start, position = end, position + 1
-        return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, self.dtype)
+        return slices[0] if len(slices) == 1 else np.concatenate(slices) if slices else np.empty(0, self.dtype)
 
 
 # Elements in another order than the file has them, put in order without the file in memory beside them.

@@ -85,7 +85,7 @@ def open_weights(path: Path) -> Content:
 
 
 def open_arrays(path: Path) -> Content:
-    """Arrays that somebody saved, in the order of their names (numbers count as numbers)."""
+    """Saved arrays, in the order of their names (numbers count as numbers)."""
     files = sorted(_files(path), key=_by_numbers) if path.is_dir() else [path]
     if len(files) > 1 and all(_FACTS.match(file.name) and "name=" in file.name for file in files):
         return _content(files[0], _dumped(files), weights=False, notes=["names, passes and ranks are SGLang's"])
@@ -158,15 +158,15 @@ def _listed(files: list[Path], *, alone: bool) -> Iterator[tuple[str, str, Store
 def _dumped(files: list[Path]) -> Iterator[tuple[str, str, Stored]]:
     """SGLang's files: ``forward_pass_id=1___rank=0___name=layer_0___dump_index=7.pt``, in the order of the dump."""
     facts = [({match["key"]: match["value"] for match in _FACTS.finditer(file.stem)}, file) for file in files]
-    varying = [key for key in facts[0][0] if key not in _TAKEN and len({known.get(key) for known, _ in facts}) > 1]
+    varying = [key for key in facts[0][0] if key not in _TAKEN and len({own.get(key) for own, _ in facts}) > 1]
 
     def order(stored: tuple[dict[str, str], Path]) -> tuple[int, list[Any]]:
         number = stored[0].get(_ORDER, "")
         return (int(number) if number.isdecimal() and len(number) < 19 else 0), _by_numbers(stored[1])
 
     seen: dict[str, int] = {}
-    for known, file in sorted(facts, key=order):
-        name = ".".join([*(f"{key}{known.get(key, '')}" for key in varying), known.get("name", file.stem)])
+    for own, file in sorted(facts, key=order):
+        name = ".".join([*(f"{key}{own.get(key, '')}" for key in varying), own.get("name", file.stem)])
         seen[name] = seen.get(name, -1) + 1
         shown = f"{name}.{seen[name]}" if seen[name] else name
         for key, stored in tensors_in(file).items():

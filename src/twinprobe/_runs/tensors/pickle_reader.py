@@ -1,4 +1,4 @@
-"""What a pickled tensor says about itself, from the few opcodes that a tensor needs.
+"""The description of a pickled tensor, from the few opcodes that a tensor needs.
 
 Nothing is imported and nothing is called: a name in the pickle is a string that is looked up in the tables below.
 Every length is checked against the bytes that are left before anything is taken, so memory is bounded by the pickle.
@@ -67,9 +67,9 @@ _UNSUPPORTED = {
 def allowed_global(module: str, name: str) -> Global:
     """The entry of the allow-list, or an error that names what the pickle asked for."""
     full = f"{module}.{name}"
-    known = GLOBALS.get(full)
-    if known is not None:
-        return known
+    allowed = GLOBALS.get(full)
+    if allowed is not None:
+        return allowed
     if full in _UNSUPPORTED:
         raise DamagedTensor(f"holds {_UNSUPPORTED[full]}", hint="save it as a dense tensor: tensor.detach().cpu()")
     if module == "torch" and name.lstrip("qu").startswith(("int", "float", "complex", "bits", "QInt", "QUInt")):
@@ -220,7 +220,7 @@ def _described(pickled: bytes) -> TensorRecord:
     raise DamagedTensor(f"holds no bare tensor but: {kind}", hint="save each tensor to a file of its own")
 
 
-# Tensors of one shape and type are described in the same bytes; nobody writes to what is handed out.
+# Tensors of one shape and type are described in the same bytes; the shared records are never written to.
 _usual = lru_cache(maxsize=1024)(_described)
 
 
@@ -250,7 +250,7 @@ class Machine:
             if step is None:
                 import pickletools
 
-                names = {ord(known.code): known.name for known in pickletools.opcodes}
+                names = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
                 name = names.get(code, f"0x{code:02x}")
                 raise DamagedTensor(f"uses the pickle opcode {name}, which no tensor needs")
             step(self)

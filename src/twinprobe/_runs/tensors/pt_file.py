@@ -135,8 +135,8 @@ def _member(data: Contents, info: zipfile.ZipInfo, name: str) -> Member:
     if not name or "\0" in name or name[0] in "/\\" or ".." in name.replace("\\", "/").split("/"):
         raise DamagedTensor(f"holds a zip member with the forbidden name {_shown(name)}")
     method, packed, size, header = info.compress_type, info.compress_size, info.file_size, info.header_offset
-    known = method == zipfile.ZIP_DEFLATED or (method == zipfile.ZIP_STORED and packed == size)
-    if info.flag_bits & _ENCRYPTED or not known:
+    supported = method == zipfile.ZIP_DEFLATED or (method == zipfile.ZIP_STORED and packed == size)
+    if info.flag_bits & _ENCRYPTED or not supported:
         raise DamagedTensor(f"holds the zip member {_shown(name)} encrypted or packed in an unknown way")
     if header < 0 or header + _LOCAL.size > len(data):
         raise DamagedTensor(f"holds the zip member {_shown(name)} outside of the file")
@@ -324,7 +324,7 @@ def _small(data: Contents, member: Member, most: int) -> bytes:
 
 
 def _not_a_zip(data: Contents) -> DamagedTensor:
-    if data[: len(_LEGACY_MAGIC)] == _LEGACY_MAGIC or data[257:262] == b"ustar":
+    if is_old_state(data) or data[257:262] == b"ustar":
         return DamagedTensor(
             "is in the old format of torch.save (before torch 1.6), which is not read",
             hint="convert it once with torch: torch.save(torch.load(path, weights_only=True), path)",

@@ -1,6 +1,6 @@
 """Many small tensor files, read one after the other into one piece of memory that kernels take as it lies there.
 
-A file says of itself what its elements are. That is remembered: tensors of one place say the same at every token. Only
+The description of its elements is remembered: tensors at one place have the same one at every token. Only
 files whose elements lie in them as kernels take them are read here; ``open_llm_tensor`` opens all others and says what
 is wrong with them.
 """
@@ -73,19 +73,19 @@ class _Frame(NamedTuple):
     length: int
     head: tuple[Piece, ...]
     tail: tuple[Piece, ...]
-    found: Described
+    described: Described
 
     @property
     def is_short(self) -> bool:
         """Whether it is worth its memory: a view of a large storage has that storage for a frame."""
-        return self.length - (self.found.end - self.found.start) <= _LONGEST_FRAME
+        return self.length - (self.described.end - self.described.start) <= _LONGEST_FRAME
 
 
 Piece = tuple[int, int, bytes]
 
 
 class Known:
-    """Files by their names: one that says of itself what the last one of its name said is not looked at again."""
+    """What is known of files, by name: one that begins like the last file of its name is not parsed again."""
 
     def __init__(self) -> None:
         self._heads: dict[str, tuple[bytes, Described]] = {}
@@ -96,12 +96,12 @@ class Known:
 
         Of an ATB file only the first bytes have to be there; ``length`` is that of the file.
         """
-        known = self._heads.get(name)
-        if known is not None and known[1].end <= length and view[offset : offset + len(known[0])].tobytes() == known[0]:
-            return known[1]
+        last = self._heads.get(name)
+        if last is not None and last[1].end <= length and view[offset : offset + len(last[0])].tobytes() == last[0]:
+            return last[1]
         frame = self._frames.get(name)
         if frame is not None and _fits(frame, view, offset, length):
-            return frame.found
+            return frame.described
         if name.endswith(".bin"):
             return self._atb(name, view[offset : offset + min(length, HEAD)].tobytes(), length)
         if name.endswith((".pth", ".pt")):
@@ -110,28 +110,28 @@ class Known:
 
     def _atb(self, name: str, head: bytes, length: int) -> Described | None:
         end = head.find(_END)
-        found = _atb(head[: end + len(_END)]) if end > 0 else None
-        if found is None or found.end > length:
+        described = _atb(head[: end + len(_END)]) if end > 0 else None
+        if described is None or described.end > length:
             return None
-        self._heads[name] = head[: end + len(_END)], found
-        return found
+        self._heads[name] = head[: end + len(_END)], described
+        return described
 
     def _torch(self, name: str, data: bytes) -> Described | None:
         frame = _frame_of(data)
         if frame is not None and frame.is_short:
             self._frames[name] = frame
-        return None if frame is None else frame.found
+        return None if frame is None else frame.described
 
 
 def _fits(frame: _Frame, view: memoryview, offset: int, length: int) -> bool:
     if frame.length != length:
         return False
-    found = frame.found
-    head = view[offset : offset + found.start].tobytes()
+    described = frame.described
+    head = view[offset : offset + described.start].tobytes()
     for start, stop, piece in frame.head:
         if head[start:stop] != piece:
             return False
-    tail = view[offset + found.end : offset + length].tobytes()
+    tail = view[offset + described.end : offset + length].tobytes()
     for start, stop, piece in frame.tail:  # noqa: SIM110  by the million: a generator costs as much as the work
         if tail[start:stop] != piece:
             return False
@@ -142,8 +142,8 @@ _frames: dict[int, list[_Frame]] = {}
 
 
 def _frame_of(data: bytes) -> _Frame | None:
-    view, known = memoryview(data), _frames.get(len(data), [])
-    for frame in known:
+    view, frames = memoryview(data), _frames.get(len(data), [])
+    for frame in frames:
         if _fits(frame, view, 0, len(data)):
             return frame
     try:
@@ -155,7 +155,7 @@ def _frame_of(data: bytes) -> _Frame | None:
     if made.is_short:
         if len(_frames) >= _MOST_LENGTHS:
             _frames.clear()
-        _frames[len(data)] = [made, *known][:_MOST_FRAMES]
+        _frames[len(data)] = [made, *frames][:_MOST_FRAMES]
     return made
 
 
@@ -164,12 +164,12 @@ def _frame(data: bytes) -> _Frame | None:
     address = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
     start = tensor.data.__array_interface__["data"][0] - address
     in_place = tensor.data.size > 0 and 0 <= start <= len(data) - tensor.data.nbytes
-    found = _usable(tensor.dtype, tensor.shape, start) if in_place else None
-    if found is None:
+    described = _usable(tensor.dtype, tensor.shape, start) if in_place else None
+    if described is None:
         return None
-    holes = _unread(data, found)
-    head, tail = _pieces(data, holes, 0, found.start), _pieces(data, holes, found.end, len(data))
-    return _Frame(len(data), head, tail, found)
+    holes = _unread(data, described)
+    head, tail = _pieces(data, holes, 0, described.start), _pieces(data, holes, described.end, len(data))
+    return _Frame(len(data), head, tail, described)
 
 
 def _pieces(data: bytes, holes: list[tuple[int, int]], start: int, stop: int) -> tuple[Piece, ...]:
@@ -182,13 +182,13 @@ def _pieces(data: bytes, holes: list[tuple[int, int]], start: int, stop: int) ->
     return tuple(pieces)
 
 
-def _unread(data: bytes, found: Described) -> list[tuple[int, int]]:
+def _unread(data: bytes, described: Described) -> list[tuple[int, int]]:
     """What may differ between files without their being read differently: checksums of elements, the id of the file."""
     holes = []
     headers = set()
     for name, member in zip_members(data).items():
         is_id = name.endswith("/.data/serialization_id") and not member.deflated
-        if not is_id and not member.start <= found.start < member.end:
+        if not is_id and not member.start <= described.start < member.end:
             continue  # the other members are the same in files of one frame, and so are their checksums
         headers.add(member.header)
         holes.append((member.header + 14, member.header + 18))
@@ -220,7 +220,7 @@ FLAGS = READING | getattr(os, "O_NOFOLLOW", 0)
 
 
 class NotLarge(Exception):
-    """The file is not one of those that are read piece by piece, or changes under our eyes."""
+    """The file is not one of those that are read piece by piece, or changes while it is read."""
 
 
 class LargeFile(AbstractContextManager["LargeFile"]):
@@ -237,13 +237,13 @@ class LargeFile(AbstractContextManager["LargeFile"]):
             head = memoryview(os.pread(self._handle, HEAD, 0))
             size = self._status.st_size
             sound = S_ISREG(self._status.st_mode) and size <= _LARGEST and name.endswith(".bin")
-            what = known.described(name, head, 0, size) if sound else None
-            if what is None:
+            described = known.described(name, head, 0, size) if sound else None
+            if described is None:
                 raise NotLarge
         except (OSError, NotLarge):
             os.close(self._handle)
             raise NotLarge from None
-        self.what = what
+        self.what = described
 
     def __exit__(self, *_problem: object) -> None:
         os.close(self._handle)
@@ -273,7 +273,7 @@ class LargeFile(AbstractContextManager["LargeFile"]):
 LARGEST = 4 << 20
 # Elements of a larger file that are read and measured at once, while the cache holds them; whole pieces of a kernel.
 CHUNK = 1 << 18
-# What one call of the system reads; most files are smaller, and nobody has to ask for their size.
+# What one system call reads; most files are smaller, so their size need not be asked for.
 _AT_ONCE = 64 << 10
 # Files are measured together as long as they stay in the second-level cache.
 _FULL = 1 << 19
@@ -344,7 +344,7 @@ class SmallFiles(AbstractContextManager["SmallFiles"]):
         return self.used, self._view[self.used :]
 
     def _rest(self, handle: int, start: int) -> int:
-        """Read on to the end; the length of the file, or 0 if it is too large or changes under our eyes."""
+        """Read on to the end; the length of the file, or 0 if it is too large or changes while it is read."""
         before = os.fstat(handle)
         size = before.st_size
         if not S_ISREG(before.st_mode) or size > LARGEST:
@@ -358,11 +358,11 @@ class SmallFiles(AbstractContextManager["SmallFiles"]):
         after = os.fstat(handle)
         return size if (after.st_size, after.st_mtime_ns) == (size, before.st_mtime_ns) else 0
 
-    def _aligned(self, start: int, first: int, what: Described) -> int:
+    def _aligned(self, start: int, first: int, described: Described) -> int:
         """Move elements to a boundary, which compiled kernels need; the next file's will lie on one."""
         front = start - self._lead
-        size = what.end - what.start
+        size = described.end - described.start
         moved = self.octets[first : first + size]
         self.octets[front : front + size] = moved.copy() if first < front + size else moved
-        self._lead = -what.start % _ALIGNED
+        self._lead = -described.start % _ALIGNED
         return front

@@ -60,13 +60,13 @@ def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
     tensors: dict[str, TensorRecord | ArrayRecord] = {}
     if isinstance(state, TensorRecord | ArrayRecord):
         return {"": state}
-    open_ones: list[tuple[str, Iterator[tuple[object, object]]]] = [("", _items(state))]
+    opened: list[tuple[str, Iterator[tuple[object, object]]]] = [("", _items(state))]
     visits, letters = 0, 0
-    while open_ones:
-        above, items = open_ones[-1]
+    while opened:
+        above, items = opened[-1]
         for key, value in items:
             visits += 1
-            if visits > _MOST_VISITS or len(open_ones) > _DEEPEST or letters > _MOST_LETTERS:
+            if visits > _MOST_VISITS or len(opened) > _DEEPEST or letters > _MOST_LETTERS:
                 raise DamagedTensor("holds more, or deeper, containers than any checkpoint has")
             if not isinstance(key, str | int) or not isinstance(value, _WALKED):
                 continue
@@ -75,10 +75,10 @@ def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
             if isinstance(value, TensorRecord | ArrayRecord):
                 tensors.setdefault(name, value)
                 continue
-            open_ones.append((name, _items(value)))
+            opened.append((name, _items(value)))
             break
         else:
-            open_ones.pop()
+            opened.pop()
     return tensors
 
 
