@@ -1,4 +1,4 @@
-"""What the pages show can be typed: every command is one that the parser accepts, every file that they name is there."""
+"""What the pages show can be typed: the parser accepts every command, and every file that they name is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(PROJECT.glob("*.md")), *sorted(PROJECT.glob("docs/*.md"))]
 # A line of a code block, after variables and a prompt; several spaces and a # begin a remark.
 _COMMAND = re.compile(r"^ +(?:\$ )?(?:[A-Z_]+=\S+ )*(twinprobe .+?)(?: +#.*)?$", re.M)
-_INLINE = re.compile(r"`(twinprobe [a-z_]+ [^`]*)`")
+_INLINE = re.compile(r"`(twinprobe [a-z_]+ [^`]* -[^`]*)`")  # a name alone is no command
 
 
 def _commands(page: Path) -> list[str]:
