@@ -1,6 +1,6 @@
 """Make the pictures of the pages in docs/images again: python bench pictures [NAME ...]
 
-The runs are those of ./demo where that is enough; the browser is the system's Chromium. Run it after a change of the front
+The runs are those of ./demo where that is enough; the browser is the system's Chromium. Run it after changing the front
 end or of the sentences, and look at what comes out.
 """
 
