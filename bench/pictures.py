@@ -23,7 +23,7 @@ IMAGES = PROJECT / "docs/images"
 DEMO = PROJECT / "examples/demo"
 
 
-def twinprobe(folder: Path, *words: str) -> None:
+def command(folder: Path, *words: str) -> None:
     """A command, in a folder whose relative paths the page shows."""
     subprocess.run([sys.executable, "-m", "twinprobe", *words, "--quiet"], cwd=folder, check=True)
 
@@ -55,7 +55,7 @@ def report(browser: Any, folder: Path) -> None:
     """The html report of a comparison."""
     two_runs(folder)
     files = [f"{run}/step0/rank0/dump.json" for run in ("run_b", "run_a")]
-    twinprobe(folder, "compare", "-tp", files[0], "-gp", files[1], "-o", "out", "--format", "html")
+    command(folder, "compare", "-tp", files[0], "-gp", files[1], "-o", "out", "--format", "html")
     page = browser.new_page(viewport={"width": 1280, "height": 860})
     page.goto(next((folder / "out").glob("compare_result*.html")).as_uri())
     hide_language(page)
@@ -66,7 +66,7 @@ def view(browser: Any, folder: Path) -> None:
     """Both models in the viewer: as it opens, and dark, coloured by error, with the growth of the error."""
     two_runs(folder)
     files = [f"{run}/step0/rank0" for run in ("run_b", "run_a")]
-    twinprobe(folder, "graph_visualize", "-tp", files[0], "-gp", files[1], "-o", "out")
+    command(folder, "graph_visualize", "-tp", files[0], "-gp", files[1], "-o", "out")
     with served(folder / "out") as url:
         for name, address in (("view", ""), ("view_dark", "#color=error&above=0.05&growth=1&theme=dark")):
             page = browser.new_page(viewport={"width": 1600, "height": 950})
@@ -93,7 +93,7 @@ def inside(browser: Any, folder: Path) -> None:
         with twinprobe.torch.record(model, folder / run, level="mix", task="tensor"):
             model(tokens).sum().backward()
     runs = [str(next((folder / run).rglob("dump.json")).parent) for run in ("run_b", "run_a")]
-    twinprobe(folder, "graph_visualize", "-tp", runs[0], "-gp", runs[1], "-o", "out")
+    command(folder, "graph_visualize", "-tp", runs[0], "-gp", runs[1], "-o", "out")
     with served(folder / "out") as url:
         page = browser.new_page(viewport={"width": 1300, "height": 1500})
         page.goto(url + "#tall=1100")
@@ -111,7 +111,7 @@ def ranks(browser: Any, folder: Path) -> None:
             place = f"step{step}/rank{rank}"
             shutil.copytree(DEMO / "golden/step0/rank0", folder / "run_a" / place)
             shutil.copytree(DEMO / ("target" if wrong else "golden") / "step0/rank0", folder / "run_b" / place)
-    twinprobe(folder, "compare", "-tp", "run_b", "-gp", "run_a", "-o", "out", "--format", "html")
+    command(folder, "compare", "-tp", "run_b", "-gp", "run_a", "-o", "out", "--format", "html")
     page = browser.new_page(viewport={"width": 1280, "height": 520})
     page.goto(next((folder / "out").glob("compare_summary*.html")).as_uri())
     page.screenshot(path=IMAGES / "map.png")
@@ -122,12 +122,12 @@ def align(browser: Any, folder: Path) -> None:
     sys.path.insert(0, str(PROJECT / "tests"))
     from models.catalogue import PAIRS, SHORTENED, record_pair
 
-    pair = next(one for one in PAIRS if "megatron" in one.name)
+    pair = next(one for one in PAIRS if "suite, fused" in one.name)
     record_pair(pair, SHORTENED, folder)
     for run, made in (("run_b", "target"), ("run_a", "golden")):
         (folder / made / "step0").rename(folder / run)
     dumps = [str(next((folder / run).rglob("dump.json")).relative_to(folder)) for run in ("run_b", "run_a")]
-    twinprobe(folder, "align", *dumps, "-o", "out")
+    command(folder, "align", *dumps, "-o", "out")
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.goto((folder / "out/alignment.html").as_uri())
     page.get_by_text("query_key_value").first.hover()
