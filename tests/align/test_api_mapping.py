@@ -113,7 +113,7 @@ def test_lists_of_unequal_length_are_a_warning_that_names_the_line(ms: Run, pt: 
             "line 1: Mint.matmull was not recorded in the MindSpore run; did",
         ),
         ("- {ms_api: Mint.matmul, pt_api: Torch.mamul}", "did you mean 'Torch.matmul'?"),
-        ("- ms_api: Mint.matmul\n  pt_api: Torch.matmul\n  ms_argss: [0]", "line 3: the key 'ms_argss' means nothing"),
+        ("- ms_api: Mint.matmul\n  pt_api: Torch.matmul\n  ms_argss: [0]", "line 3: the key 'ms_argss' is not known"),
         ("- ms_api: Mint.matmul\n  pt_api: Torch.matmul\n  ms_args: [0, 0]\n  pt_args: [0, 1]", "line 3: ms_args 0 is"),
         ("- ms_api: Mint.matmul\n  pt_api: Torch.matmul\n  ms_args: [0]", "line 3: only one of ms_args and pt_args"),
         ("Mint.matmul: Torch.matmul\nMint.add: Torch.ad", "line 2: Torch.ad was not recorded"),

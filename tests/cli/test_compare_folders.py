@@ -125,11 +125,15 @@ def test_a_broken_rank_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("options", [["--rank", "7"], ["--step", "3"]])
-def test_nothing_in_common_is_an_error(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_or_step_that_neither_side_has_is_named_with_those_there_are(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for side in "tg":
         run_at(tmp_path / side / "step0" / "rank0")
     assert compare(tmp_path / "t", tmp_path / "g", tmp_path / "out", *options) == 2
-    assert "no step and rank in common" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"has {options[0].removeprefix('--')}{options[1]} (" in said
+    assert "has step0/rank0)" in said
 
 
 def test_ranks_of_the_reference(reference: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +347,17 @@ def test_data_rounded_to_another_dtype_are_no_other_data(tmp_path: Path, capsys:
     said = capsys.readouterr().out
     assert "the runs agree up to step 0; step 1 differs: Module.1." in said
     assert "other data" not in said
+
+
+def test_a_rank_is_said_to_differ_only_if_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = Path(__file__).parents[2] / "examples/demo"
+    for side in ("target", "golden"):
+        for step in range(2):
+            for rank in range(2):
+                made = side if (step, rank) == (1, 1) else "golden"
+                shutil.copytree(demo / made / "step0/rank0", tmp_path / side / f"step{step}/rank{rank}")
+    paths = [str(tmp_path / side) for side in ("target", "golden")]
+    assert main(["compare", *paths, "-o", str(tmp_path / "out"), "--format", "csv"]) == 0
+    told = capsys.readouterr().out.splitlines()[1]
+    assert told.startswith("rank 1: the runs agree up to step 0; step 1 differs: Module.layers.1.post_norm")
+    assert "rank 0" not in told

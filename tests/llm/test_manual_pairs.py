@@ -99,7 +99,7 @@ def test_one_pair_that_cannot_be_read_is_one_row(llm: Run, tmp_path: Path, engin
     bad = [row["cmp_fail_reason"] for row in report(tmp_path / "o") if row["Result"] != "pass"]
     assert len(bad) == 2
     assert "is missing" in bad[0]
-    assert "climbs out" in bad[1]
+    assert "leaves its folder" in bad[1]
 
 
 @pytest.mark.parametrize(

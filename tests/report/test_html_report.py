@@ -29,7 +29,13 @@ def test_the_page_shows_counts_both_runs_and_the_first_divergence(open_page: Ope
         "only in target": "2", "only in golden": "1",
     }  # fmt: skip
     first = page.locator("#first").inner_text()
-    for text in (summary.first.op, summary.first.sentence, summary.first.stack_line, "-1.25", "row 3"):
+    for text in (
+        summary.first.op,
+        summary.first.sentence,
+        "train.py:12, in step: loss = model(batch)",
+        "-1.25",
+        "row 3",
+    ):
         assert text in first
     assert page.locator("#first-values tr.differs").inner_text().split() == ["min", "-1.5", "-1.25"]
     assert page.locator("#runs").inner_text().count("runs/a/dump.json") == 2

@@ -134,7 +134,7 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "NEWOBJ of an allowed class": (lambda: container(b"ctorch\nTensor\n)\x81."), "opcode NEWOBJ"),
     "extension registry": (lambda: container(b"\x82\x01."), "opcode EXT1"),
     "text persistent id": (lambda: container(b"P../../etc/passwd\n."), "opcode PERSID"),
-    "calling a dtype": (lambda: calls("torch", "float32"), "no function"),
+    "calling a dtype": (lambda: calls("torch", "float32"), "not a function"),
     "calling a string": (lambda: container(b"X\x01\0\0\0x)R."), "cannot be called"),
     "attributes on a tensor": (lambda: container(TENSOR[:-1] + b"}b."), "sets attributes"),
     "escape codes in a name": (lambda: calls("os\x1b[2J", "sys\x07tem"), r"os\\x1b\[2J\.sys\\x07tem"),
@@ -268,11 +268,11 @@ ZIPS: dict[str, tuple[Callable[[], bytes], str]] = {
         "director",
     ),
     "comment as long as the file allows": (lambda: container()[:-2] + b"\xff\xff" + b"PK\5\6" * 10, "director"),
-    "only the end": (lambda: container()[-22:], "no file of torch.save"),
+    "only the end": (lambda: container()[-22:], "not a torch.save file"),
     "only the magic": (lambda: b"PK\3\4", "director"),
     "cut in the middle": (lambda: container()[: len(container()) // 2], "director"),
     "a bare pickle": (lambda: b"\x80\x04cos\nsystem\nX\x01\0\0\0x\x85R.", "bare pickle"),
-    "something else": (lambda: b"<html>", "no file of torch.save"),
+    "something else": (lambda: b"<html>", "not a torch.save file"),
     "nothing": (lambda: b"", "is empty"),
 }
 

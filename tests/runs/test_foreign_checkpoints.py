@@ -262,5 +262,5 @@ def test_an_index_leads_to_no_file_outside(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "../secret.safetensors"}}))
-    with pytest.raises(TwinProbeError, match=r"climbs out of its folder"):
+    with pytest.raises(TwinProbeError, match=r"leaves its folder"):
         twinprobe.open(folder)

@@ -115,7 +115,7 @@ def test_two_runs_are_compared_by_their_sketches(dump: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("place", "content", "problem"),
     [
-        (0, b"NOSKETCH", "no file of sketches"),
+        (0, b"NOSKETCH", "not a file of sketches"),
         (8, struct.pack("<I", 2), "version 2"),
         (12, struct.pack("<I", 721), "rows of 721 bytes"),
         (16, b"other-hash\0", "other-hash"),

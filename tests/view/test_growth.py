@@ -70,7 +70,7 @@ def test_the_page_draws_it_and_a_key_goes_to_the_node(
     page.locator(".growth-button").click()
     page.wait_for_selector(".growth-canvas")
     captions = page.locator(".growth figcaption").all_inner_texts
-    becomes(page, captions, lambda texts: texts == ["Forward", "Forward: layers of blocks"])
+    becomes(page, captions, lambda texts: texts == ["Forward", "Forward: one line per layer of blocks"])
     page.locator(".growth-canvas").nth(1).focus()
     hint = page.locator(".growth .heat-hint")
     # A plot has points once it has a size: ask for the first of them until there is one.

@@ -120,7 +120,7 @@ def test_a_graph_that_names_a_file_outside_of_its_dump_is_refused(kept: Path, tm
         if reply.status_code != 202:
             break
     assert reply.status_code == 422
-    assert "climbs out" in reply.get_json()["error"]["what"]
+    assert "leaves its folder" in reply.get_json()["error"]["what"]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""Every page as a picture, wide and narrow, light and dark: to be looked at, and the images of the documentation.
+"""Every page as a picture, wide and narrow, light and dark, to be looked at.
 
-TWINPROBE_SCREENSHOTS names a folder to keep them in.
+TWINPROBE_SCREENSHOTS names a folder to keep them in. bench/pictures.py makes the images of the documentation.
 """
 
 from __future__ import annotations

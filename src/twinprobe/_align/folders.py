@@ -49,6 +49,8 @@ def pair_folders(
         if left[0].key.step < 0 and right[0].key.step < 0:
             pairs, notes, lost = _pair_ranks(left, right, target, golden)
     if not pairs:
+        if not (sides[0] or sides[1]) and lost:
+            raise BadInput(lost[0], hint=f"{target} has {_list(run_folders(target))}")
         raise BadInput(
             f"no step and rank in common with {golden}: {_list(sides[0])} here, {_list(sides[1])} there", where=target
         )

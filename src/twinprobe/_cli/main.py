@@ -276,7 +276,8 @@ def _formatter() -> type[argparse.HelpFormatter]:
 
 # The five jobs, each with something that can be typed as it stands.
 _JOBS = (
-    ("record a run", "{prog} run train.py", "or, in the program: with twinprobe.record(model, 'run_a'): ..."),
+    ("record a run", "{prog} run --config config.json train.py",
+     "or, in the program: with twinprobe.record(model, 'run_a'): ..."),
     ("find where two runs diverge", "{prog} compare run_b run_a",
      "target (under test) first, then golden (the reference); checkpoints and folders of arrays work too"),
     ("pair models whose names differ", "{prog} align run_b run_a", "writes a mapping that compare can use"),

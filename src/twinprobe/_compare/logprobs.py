@@ -62,7 +62,7 @@ def read_scored(path: Path) -> list[Scored]:
     if not path.is_file():
         raise BadInput("does not exist" if not path.exists() else "is no file", where=path)
     if suffix not in SUFFIXES:
-        raise BadInput("is not Parquet, npz or JSON lines", where=path, hint=f"known are {', '.join(SUFFIXES)}")
+        raise BadInput("is not Parquet, npz or JSON lines", where=path, hint=f"expected {', '.join(SUFFIXES)}")
     readers: dict[str, Callable[[Path], Iterable[Mapping[str, Any]]]] = {
         ".parquet": _parquet, ".pq": _parquet, ".npz": _npz,
     }  # fmt: skip

@@ -43,12 +43,12 @@ def compare_steps(
     *,
     ranks: Collection[int] | None = None,
     steps: Collection[int] | None = None,
-    differing: Mapping[int, str] | None = None,
+    differing: Mapping[int, Mapping[int, str]] | None = None,
 ) -> StepsComparison:
     """Find the first step in which two runs differ. Each side is a watched run or a recording of many steps.
 
     ``ranks`` and ``steps`` limit what is compared. ``differing``: for recordings that were judged step by step, where
-    each step that differs begins; what the judge takes for noise is noise here too.
+    each step that differs begins, by rank; what the judge takes for noise is noise here too.
     """
     sides = [read_steps(path, steps) for path in (target, golden)]
     common = sorted(sides[0].keys() & sides[1].keys())
@@ -61,7 +61,9 @@ def compare_steps(
     if not common:
         raise NothingToCompare(f"has no rank in common with {golden}", where=target)
     trends = [pair_steps(rank, sides[0][rank], sides[1][rank]) for rank in common]
-    found = [find_parting(trend, differing) for trend in trends]
+    if differing is not None and len(common) == 1:  # whatever number its process had
+        differing = {common[0]: dict(pair for one in differing.values() for pair in one.items())}
+    found = [find_parting(trend, None if differing is None else differing.get(trend.rank, {})) for trend in trends]
     parted = [one for one in found if one]
     first = min(parted, key=lambda one: (one.step or 0, one.rank)) if parted else found[0]
     if parted and len(trends) > 1:
@@ -107,17 +109,21 @@ def steps_of(
     numbers = sorted({job.key.step for job, _ in firsts})
     if len(numbers) < 2 or any(job.key.graph_mode for job, _ in firsts):
         return None
-    differing: dict[int, str] = {}
+    by_rank: dict[int, dict[int, str]] = {}
     for job, first in sorted(firsts, key=lambda one: one[0].key):
         if first is not None:
             where = f" on rank {job.key.rank}" if job.key.rank >= 0 and not job.ranks and not curves else ""
-            differing.setdefault(job.key.step, f"{first.op}{where}: {first.sentence}")
+            told = f"{first.op}{where}: {first.sentence}"
+            by_rank.setdefault(max(job.key.rank, 0), {}).setdefault(job.key.step, told)
     if not curves or any(job.ranks for job, _ in firsts):
+        differing: dict[int, str] = {}
+        for _, one in sorted(by_rank.items()):
+            differing = one | differing  # of several ranks the first is named
         parting = calls_parting(numbers, differing)
         return StepsComparison(str(request.target), str(request.golden), parting, [], [])
     try:
         found = compare_steps(
-            request.target, request.golden, ranks=request.ranks, steps=request.steps, differing=differing
+            request.target, request.golden, ranks=request.ranks, steps=request.steps, differing=by_rank
         )
     except BadInput as error:  # single points, or names that only a mapping file pairs
         notes.append(f"the steps are compared one by one only: {error}")

@@ -439,7 +439,7 @@ def sketched(path: Path) -> Run:
 def _named_tensors(path: Path) -> Iterator[tuple[str, HostTensor]]:
     """The tensors of a file by their names; a file of a single one gives its own."""
     if path.suffix.lower() not in KNOWN:
-        raise BadInput("is not a file of tensors", where=path, hint=f"known are {', '.join(KNOWN)}")
+        raise BadInput("is not a file of tensors", where=path, hint=f"expected {', '.join(KNOWN)}")
     try:
         for name, stored in tensors_in(path).items():
             yield name or path.stem, stored.read()

@@ -232,7 +232,8 @@ def check_dump(folder: Path) -> None:
     missing += [name for name in _NEEDED if not (folder / name).is_file()]
     if missing:
         hint = "a graph needs dump.json, stack.json and construct.json of one rank"
-        raise BadInput(f"{', '.join(missing)} is missing", where=folder, hint=hint)
+        verb = "is" if len(missing) == 1 else "are"
+        raise BadInput(f"{', '.join(missing)} {verb} missing", where=folder, hint=hint)
 
 
 def _dynamic_part(root: Path) -> Path:

@@ -53,7 +53,7 @@ def refuse_earlier_dump(dump_path: Path, own: str) -> None:
             if index and _belongs_to_another_run(folder.name, own):
                 unfinished = f" that was not finished ({index})" if index.endswith(".part") else ""
                 raise BadInput(
-                    f"already holds a dump{unfinished}, which is not overwritten",
+                    f"holds an earlier dump{unfinished}, which is not overwritten",
                     where=folder, hint="give another dump_path",
                 )  # fmt: skip
 

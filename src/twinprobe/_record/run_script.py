@@ -22,14 +22,14 @@ def run_script(argv: list[str]) -> int:
     as_module = argv[:1] == ["-m"]
     words = argv[1:] if as_module else argv
     if not words:
-        raise BadInput("no script to run", hint="twinprobe run train.py ARGUMENTS")
+        raise BadInput("no script to run", hint="twinprobe run --config config.json train.py ARGUMENTS")
     if not as_module and not Path(words[0]).is_file():
         raise BadInput("there is no such script", where=words[0])
     config = os.environ.get(CONFIG_VARIABLE)
     if not config:
         raise BadInput(
             "there is no configuration that says what to record",
-            hint=f"--config config.json, or {CONFIG_VARIABLE}=config.json (docs/record.md)",
+            hint=f"--config config.json, or {CONFIG_VARIABLE}=config.json; see docs/record.md",
         )
     from twinprobe._record.torch.callbacks import WholeScript
 

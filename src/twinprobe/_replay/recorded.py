@@ -167,7 +167,11 @@ def find_call(run: Run, name: str) -> str:
     of_backward = [text for text, op in ops.items() if backward_of(op) == name]
     near = of_backward or [text for text, op in ops.items() if name in (op.body, f"{op.prefix}.{op.body}.{op.call}")]
     if not near:
-        raise BadInput(f"holds no call {name!r}", where=run.path, hint=did_you_mean(name, ops).strip() or None)
+        raise BadInput(
+            f"holds no call {name!r}",
+            where=run.path,
+            hint=did_you_mean(name, ops).strip() or "use the name that compare prints",
+        )
     return near[0]
 
 

@@ -183,7 +183,7 @@ class Watcher(ABC):
             path = self.config.dump_path / f"rank{self.rank() or 0}" / STREAM
             if path.exists():
                 raise BadInput(
-                    "already holds a recording, which is not overwritten", where=path, hint="give another dump_path"
+                    "holds an earlier recording, which is not overwritten", where=path, hint="give another dump_path"
                 )
             try:
                 self.attach(model)

@@ -7,14 +7,14 @@
   const chinese = navigator.language.toLowerCase().startsWith("zh");
   const english = {
     ranks: "{n} ranks", steps: "{n} steps", places: "{n} results (ranks × steps)", compared: "{n} of {all} compared",
-    interrupted: "the command was interrupted, --resume goes on", all_rows: "all rows: {where}", against: "{target} against {golden}",
+    interrupted: "the command was interrupted; --resume continues it", all_rows: "all rows: {where}", against: "{target} against {golden}",
     pass: "pass", warning: "warning", error: "error", failed: "not compared", noise: "worst error: 1 × noise", times: "10⁶ × noise",
     point: "Point at a square to see its rank. Arrow keys move.",
     point_open: "Point at a square to see its rank; click to open its report. Arrow keys move, Enter opens.",
     step: "step {n}", rank: "rank {n}", counts: "{errors} errors, {warnings} warnings", times_noise: "{n} times the noise", open: "report",
-    began: "where the difference began", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks", column_places: "steps and ranks", at: "step {steps}: rank {ranks}",
-    column_verdict: "verdict", column_count: "how many", column_times: "worst, times noise", column_where: "where it begins", groups: "Findings: {n}; results that do not pass: {cells}",
-    nothing: "Everything passes.", elsewhere: "differs, but nothing begins here",
+    began: "where the difference starts", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks", column_places: "steps and ranks", at: "step {steps}: rank {ranks}",
+    column_verdict: "verdict", column_count: "results", column_times: "worst, times noise", column_where: "where it starts", groups: "Findings: {n}; results that do not pass: {cells}",
+    nothing: "Everything passes.", elsewhere: "differs, but the difference did not start here",
   };
   const words = chinese ? {
     ranks: "{n} 个 rank", steps: "{n} 个 step", places: "{n} 个结果（rank × step）", compared: "共 {all} 个，已比对 {n} 个",

@@ -40,7 +40,7 @@ function showFirst() {
   byId("first-title").append(foreign(first.op));
   byId("first-sentence").append(foreign(first.sentence));
   if (first.stack_line) {
-    byId("first-stack").append(foreign(first.stack_line));
+    byId("first-stack").append(foreign(first.stack_line.replace(/^File (.+?), line (\d+), in ([^,]+),\s*/, "$1:$2, in $3: ")));
     byId("first-stack").hidden = false;
   }
   const names = [...new Set([...Object.keys(first.target_values), ...Object.keys(first.golden_values)])];

@@ -9,7 +9,7 @@ const ENGLISH = {
   table_help: "Result table. Arrow keys move between rows, Enter opens the details.", details: "Details of the row",
   runs_title: "The two runs", error: "error", warning: "warning", pass: "pass", errors: "errors", warnings: "warnings",
   rows: "rows", matched: "matched", target_only: "only in target", golden_only: "only in golden", unreadable: "unreadable",
-  only_these: "Show only these rows", noise: "noise to be expected", no_divergence: "No divergence", agree: "The two runs agree",
+  only_these: "Show only these rows", noise: "expected noise", no_divergence: "No divergence", agree: "The two runs agree",
   agree_noise: "The two runs agree within noise", apart: "The results differ, and no single call stands out", one_sided: "{n} of {all} rows are in one run only.", no_output: "No output differs whose inputs agree", all_pass: "All {n} rows pass.",
   say_what: "The warnings and errors in the table say what was seen.", first: "First divergence", inside: "in {module}", row: "row {n}",
   unread: "{rows} could not be read: a difference there may have gone unnoticed.", against: "{target} against {golden}",

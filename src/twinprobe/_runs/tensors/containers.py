@@ -93,7 +93,7 @@ def _tensors(path: Path, _size: int, _changed: int) -> dict[str, Stored]:
     else:
         raise DamagedTensor(
             "is not a checkpoint that can be read",
-            hint="known are safetensors, npy, npz, and what torch, MindSpore and Paddle save",
+            hint="expected safetensors, npy, npz, or a checkpoint of torch, MindSpore or Paddle",
         )
     return dict(tensors)
 

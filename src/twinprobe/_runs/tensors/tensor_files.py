@@ -36,7 +36,7 @@ def open_tensor(path: Path, *, enough: int | None = None, at_once: int | None = 
     try:
         reader = _READERS.get(path.suffix.lower())
         if reader is None:
-            hint = "known are .pt, .pth and .npy"
+            hint = "expected .pt, .pth or .npy"
             raise DamagedTensor(f"is not a tensor file: its suffix is {path.suffix!r}", hint=hint)
         return reader(contents(path, enough=enough, at_once=at_once))
     except (DamagedTensor, OSError, MemoryError) as error:

@@ -211,7 +211,7 @@ export class Toolbar {
         { class: "said", title: [first.name, words, first.stack].filter(Boolean).join("\n") },
         h("b", {}, bold),
         words.slice(at + 1),
-        first.stack && h("span", { class: "quiet" }, ` · ${first.stack}`),
+        first.stack && h("span", { class: "quiet" }, ` · ${first.stack.replace(/^File (.+?), line (\d+), in ([^,]+),\s*/, "$1:$2, in $3: ")}`),
       ),
       first.error !== null && !told ? h("span", { class: "quiet" }, shown(first.error, "error")) : "",
       steps,

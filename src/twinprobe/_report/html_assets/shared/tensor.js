@@ -31,8 +31,8 @@
 
 const tensorWords = {
   en: {
-    difference: "|difference|", target: "target", golden: "golden", measure: "in a block", max: "max", rms: "rms", rows: "rows: axis", columns: "columns: axis",
-    axis: "axis {n}", all: "all", whole: "Whole tensor", histogram: "How large the values are (powers of two)", scatter: "Target over golden", quantiles: "Quantiles", worst: "Worst elements",
+    difference: "|difference|", target: "target", golden: "golden", measure: "each cell shows the", max: "max", rms: "rms", rows: "rows: axis", columns: "columns: axis",
+    axis: "axis {n}", all: "all", whole: "Whole tensor", histogram: "Magnitude of the values (powers of two)", scatter: "Target against golden", quantiles: "Quantiles", worst: "Worst elements",
     index: "index", off: "difference", zeros: "zeros", odd: "inf or NaN", sampled: "of a sample", block: "{rows} × {columns}: max {max}, rms {rms}, target {target}, golden {golden}",
     mean: "mean", least: "|difference| at least", largest: "Largest elements", apart: "From summaries of each run: the elements themselves were not kept, so their difference is not known, only that it is at least as large as shown. Record with task=\"tensor\" to see it.",
     blockApart: "{rows} × {columns}: {measure} of target {target}, of golden {golden}",
