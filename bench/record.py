@@ -8,7 +8,8 @@
                                                                    # these too, by interpreters that have them
 
 Needs torch, numpy, msgspec and (on CUDA) triton. The other tool is taken from the given folders and needs no
-installation.
+installation. Beside it, TwinProbe is measured twice: as it records by default, and with no more than the other tool
+records, without sketches and optimizer.json ("the same").
 Three numbers per case: the step itself (start() to step(), device synchronised), the time per step of several steps
 in a row including all writing, and "added": the processor time that recording adds to a step on the launching thread,
 which tells what a faster device would see. Wall time on CUDA; on the CPU processor time of one compute thread and of
@@ -36,6 +37,7 @@ from torch.nn import functional as F  # noqa: N812
 
 # plain: statistics without sketches.
 CASES = ("L0", "L0-plain", "L1", "mix", "mix-plain", "L0-md5", "mix-md5")
+THE_SAME = {"sketch": False, "optimizer": False}  # what no other tool records
 BIG = {"layers": 16, "width": 2048, "inner": 5632, "heads": 16, "vocab": 32000, "batch": 2, "tokens": 2048}
 SMALL = {"layers": 4, "width": 128, "inner": 352, "heads": 4, "vocab": 1000, "batch": 2, "tokens": 64}
 
@@ -223,8 +225,9 @@ def worker(arguments: argparse.Namespace) -> None:
         bench = Bench(arguments.device, BIG if arguments.device == "cuda" else SMALL)
         result: dict[str, Any] = plain(bench, arguments.steps)
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps(config_of(case, str(Path(folder) / "dump"))), encoding="utf-8")
-        if tool == "ours":
+        told = config_of(case, str(Path(folder) / "dump")) | (THE_SAME if tool == "same" else {})
+        config.write_text(json.dumps(told), encoding="utf-8")
+        if tool in ("ours", "same"):
             from twinprobe.torch import PrecisionDebugger
 
             debugger: Any = PrecisionDebugger(config_path=str(config))
@@ -361,13 +364,17 @@ def measure_torch(arguments: argparse.Namespace) -> None:
     )
     for case in [*cases, *(one for one in theirs if one not in cases)]:  # in turns: both meet the same machine
         results = {}
-        for tool, name in (("ours", "twinprobe"), ("rival", "rival")):
+        for tool, name in (("ours", "twinprobe"), ("same", "the same"), ("rival", "rival")):
             if case in (cases if tool == "ours" else theirs):
                 results[tool] = run_case(tool, case, arguments)
                 show(case, name, results[tool])
-        if len(results) == 2 and not any("error" in one for one in results.values()):
-            ours, rival = (one["step"] - one["plain"] for one in (results["ours"], results["rival"]))
-            print(f"{case:8} the other tool adds {rival / ours:.1f} times as much to a step", flush=True)
+        if len(results) == 3 and not any("error" in one for one in results.values()):
+            added = {tool: one["step"] - one["plain"] for tool, one in results.items()}
+            print(
+                f"{case:8} the other tool adds {added['rival'] / added['ours']:.1f} times as much to a step,"
+                f" {added['rival'] / added['same']:.1f} times for the same record",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

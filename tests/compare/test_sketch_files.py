@@ -131,6 +131,20 @@ def test_a_file_that_a_stranger_wrote_from_the_description_is_read(
     assert rows["steps"]["Result"] != "pass"
 
 
+def test_a_sketch_without_a_name_is_called_as_its_file(
+    tmp_path: Path, golden: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert main(["sketch", str(golden)]) == 0
+    assert "b.sketch" in capsys.readouterr().out
+    written = (here / "b.sketch").read_bytes()
+    assert main(["sketch", str(golden), str(golden)]) == 2  # another site's may be called like this
+    assert "-o" in capsys.readouterr().err
+    assert (here / "b.sketch").read_bytes() == written
+
+
 def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     np.save(tmp_path / "bias.npy", WEIGHTS["layer.0.bias"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from twinprobe._cli.common import path
 
@@ -12,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("files", type=path, nargs="+", metavar="FILE", help="safetensors, npz, npy or pt files")
-    add("-o", "--output", type=path, required=True, metavar="FILE", help="the file to write, named *.sketch")
+    add("-o", "--output", type=path, metavar="FILE", help="the file to write, named *.sketch (default: as the first FILE)")
     add("--quiet", action="store_true", help="print nothing but errors")
 
 
@@ -23,10 +24,13 @@ def run(args: argparse.Namespace) -> int:
     from twinprobe._runs.sketches import SUFFIX
     from twinprobe.errors import BadInput
 
-    if args.output.suffix != SUFFIX:
-        raise BadInput(f"the name must end in {SUFFIX}", where=args.output)
-    count = write_sketches(args.files, args.output)
+    output: Path = args.output or Path(args.files[0].with_suffix(SUFFIX).name)
+    if output.suffix != SUFFIX:
+        raise BadInput(f"the name must end in {SUFFIX}", where=output)
+    if args.output is None and output.exists():  # perhaps another site's
+        raise BadInput("exists already; -o names the file to write", where=output)
+    count = write_sketches(args.files, output)
     if not args.quiet:
-        size = args.output.stat().st_size / 1000
-        sys.stdout.write(f"{count} tensors, {size:.1f} kB: {visible(str(args.output))}\n")
+        size = output.stat().st_size / 1000
+        sys.stdout.write(f"{count} tensors, {size:.1f} kB: {visible(str(output))}\n")
     return 0

@@ -137,6 +137,7 @@ def _sketch_room(elements: int) -> tuple[int, int]:
 
 _MOST_ELEMENTS, _FARTHEST = 1 << 29, 1 << 31  # what kernels of views count in 32 bits
 _AXES = 4
+_NEAR = 4  # elements: so near, what follows in order mostly comes with what is read
 _TILE = 5  # logarithm of the rows of a tile: as many threads read neighbours in memory
 _FEW = 1 << 18  # elements: so few are in the cache when they are read again
 
@@ -176,12 +177,12 @@ def view_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, ali
         size, step_1, step_2, step_3 = size // width, step_1 // width, step_2 // width, step_3 // width
     else:
         width = 1
-        if step > 1 and step_3 and step_3 * itemsize <= 8 and step > step_3 and size_3 > 1:  # a matrix by columns
+        if step > max(_NEAR, step_3) and 0 < step_3 * itemsize <= 8:  # a matrix by columns
             tile = min(_TILE, (length // size).bit_length() - 1) if length >= size else 0
         if tile:
             rows = length // size + (2 if length % size else 0)
             pieces = -(-size // (_CHUNK >> tile)) * -(-rows >> tile)
-        elif step > _AXES and elements > _FEW:
+        elif step > _NEAR and elements > _FEW:
             return None
     divisors = [_divisor(one) for one in (size, size_3, size_2)]
     shifts = sum(shift << 8 * at for at, (_, shift) in enumerate(divisors)) | tile << 24

@@ -37,7 +37,7 @@ STATISTICS_AT, STATE_AT = 90, 94
 STRETCH_AT = STATE_AT + BLOCKS * SKETCH_COLUMNS
 SIGNS_AT = STRETCH_AT + SKETCH_COLUMNS
 GROUPS = 64  # sums in float32 are added to float64 after so many: they resolve 2e-7 of a norm
-DOUBLE_GROUPS = 512
+DOUBLE_GROUPS = 128  # of float64: they resolve 4e-15
 WORKSPACE = SIGNS_AT + DOUBLE_GROUPS
 
 ONE_THOUSANDTH = 0.001
