@@ -129,7 +129,7 @@ class _Joiner:
     ) -> None:
         direction, rule = self._target.direction[op], self._board.rule[op]
         if arguments is None or not arguments.strict:
-            mine, theirs = self._join_keys(mine, theirs, _itself, _itself, rule)
+            mine, theirs = self._join_keys(mine, theirs, str, str, rule)  # a suffix is its own key
         if arguments is not None and mine and theirs:
             known = arguments
             mine, theirs = self._join_keys(
@@ -227,10 +227,6 @@ class _Joiner:
     def _pair_all(self, op: int, first: int, last: int, begin: int) -> None:
         self.partners[first:last] = range(begin, begin + last - first)
         self.rules[first:last] = [self._board.rule[op]] * (last - first)
-
-
-def _itself(suffix: str) -> str:
-    return suffix
 
 
 def _parameter(suffix: str) -> str:

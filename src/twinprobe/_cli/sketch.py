@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from twinprobe._cli.common import path
+from twinprobe._cli.common import path, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sketch, and say how large the result is."""
     from twinprobe._compare.weights import write_sketches
-    from twinprobe._report.console import visible
     from twinprobe._runs.sketches import SUFFIX
     from twinprobe.errors import BadInput
 
@@ -27,6 +25,5 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"the name must end in {SUFFIX}", where=args.output)
     count = write_sketches(args.files, args.output)
     if not args.quiet:
-        size = args.output.stat().st_size / 1000
-        sys.stdout.write(f"{count} tensors, {size:.1f} kB: {visible(str(args.output))}\n")
+        say(f"{count} tensors, {args.output.stat().st_size / 1000:.1f} kB: {args.output}")
     return 0

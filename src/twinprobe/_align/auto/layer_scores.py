@@ -169,8 +169,7 @@ class _Table:
             # Too many to try: only equal ones score.
             self._scores = np.zeros((0, 0), dtype=np.float32)
             self._both = {value: at for at, value in enumerate(dict.fromkeys([*mine, *theirs]))}
-            equal = np.array([score(value, value) for value in self._both], dtype=np.float32)
-            self._equal = equal
+            self._equal = np.array([score(value, value) for value in self._both], dtype=np.float32)
             self._rows = np.array([self._both[value] for value in mine])[self._rows]
             self._columns = np.array([self._both[value] for value in theirs])[self._columns]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from functools import lru_cache
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
 from twinprobe._align.auto.fingerprints import ValueCells, same_values
-from twinprobe._align.auto.layer_scores import WIDEST, SortCells, distinct, kinds_fit, like_sizes, names_fit
+from twinprobe._align.auto.layer_scores import NEVER, WIDEST, SortCells, distinct, kinds_fit, like_sizes, names_fit
 from twinprobe._align.auto.sequence import (
     MOST,
     Ints,
@@ -33,7 +32,6 @@ from twinprobe._align.links import NONE
 
 # How well two calls fit that stand at the same place: APIs of one family, modules of one function, or one of each.
 
-NEVER = -30.0
 _FAMILY, _DOUBT = 2.0, 1.0
 _EQUAL_OUTPUT, _EQUAL_INPUT = 2.0, 1.0
 # A name that every function of a sort answers to.
@@ -52,11 +50,11 @@ class Sort:
         self.path = unnumbered(tree.path[node]) if self.is_module else ""
         self.inputs = facts.prints.shape(facts.input_row(node)) if sized else None
         self.outputs = facts.prints.shape(facts.output_row(node)) if sized else None
-        self.functions: frozenset[str] = frozenset({_plain(tree.family[node])})
+        functions = {_plain(tree.family[node])}
         if self.is_module:
             calls = {_plain(tree.family[child]) for child in tree.children[node]}
-            own = function_of(self.cls)
-            self.functions = frozenset(({own} if own else set()) | (calls if len(calls) == 1 else set()))
+            functions = ({function_of(self.cls)} - {""}) | (calls if len(calls) == 1 else set())
+        self.functions = frozenset(functions)
         self.text = (self.is_module, self.cls, self.path, self.functions, self.inputs, self.outputs)
 
 
@@ -94,20 +92,26 @@ def _one_size(one: Shape | None, other: Shape | None) -> float:
 
 def equal_values(target: Facts, mine: list[int], golden: Facts, theirs: list[int]) -> NDArray[np.float64]:
     """What equal inputs and outputs add, for all combinations of two lists of calls."""
-    outputs = [target.output_row(node) for node in mine], [golden.output_row(node) for node in theirs]
-    inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
-    total = _EQUAL_OUTPUT * same_values(target.prints, outputs[0], golden.prints, outputs[1])
-    return np.asarray(total + _EQUAL_INPUT * same_values(target.prints, inputs[0], golden.prints, inputs[1]))
+    outputs, inputs = (
+        same_values(target.prints, target_rows, golden.prints, golden_rows)
+        for target_rows, golden_rows in zip(_first_rows(target, mine), _first_rows(golden, theirs), strict=True)
+    )
+    return np.asarray(_EQUAL_OUTPUT * outputs + _EQUAL_INPUT * inputs)
+
+
+def _first_rows(facts: Facts, nodes: list[int]) -> tuple[list[int], list[int]]:
+    """The first output and the first input of each call."""
+    return [facts.output_row(node) for node in nodes], [facts.input_row(node) for node in nodes]
 
 
 class EqualCells:
     """The same for two long lists, in the cells asked for."""
 
     def __init__(self, target: Facts, mine: list[int], golden: Facts, theirs: list[int]) -> None:
-        outputs = [target.output_row(node) for node in mine], [golden.output_row(node) for node in theirs]
-        inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
-        self._outputs = ValueCells(target.prints, outputs[0], golden.prints, outputs[1])
-        self._inputs = ValueCells(target.prints, inputs[0], golden.prints, inputs[1])
+        self._outputs, self._inputs = (
+            ValueCells(target.prints, target_rows, golden.prints, golden_rows)
+            for target_rows, golden_rows in zip(_first_rows(target, mine), _first_rows(golden, theirs), strict=True)
+        )
 
     def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
         """Cell by cell, broadcast."""
@@ -127,7 +131,6 @@ def _plain(family: str) -> str:
 
 MODULES, CALLS, MIXED = "modules in place", "calls in place", "module and call"
 _EDGE = 0.4
-_TARGET, _GOLDEN = attrgetter("target"), attrgetter("golden")
 _Found = list[tuple[int, int, float, float, bool]]  # place, place, score, confidence, equal values
 
 
@@ -172,10 +175,9 @@ class _CallMatcher:
             work = self._work
             values = equal_values(work.target, piece.target, work.golden, piece.golden)
             key = (tuple(mine), tuple(theirs), values.tobytes())
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = self._pair(mine, theirs, values)
-            found = known
+            if key not in self._known:
+                self._known[key] = self._pair(mine, theirs, values)
+            found = self._known[key]
         for at, to, score, confidence, equal in found:
             if not meets_again or not self._give_unlike(piece.target[at], piece.golden[to]):
                 self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
@@ -201,10 +203,9 @@ class _CallMatcher:
         return known[node]
 
     def _fit(self, one: int, other: int) -> float:
-        score = self._fits.get((one, other))
-        if score is None:
-            score = self._fits[one, other] = fit(self._sorts[one], self._sorts[other])
-        return score
+        if (one, other) not in self._fits:
+            self._fits[one, other] = fit(self._sorts[one], self._sorts[other])
+        return self._fits[one, other]
 
     def _pair(self, mine: list[int], theirs: list[int], values: NDArray[np.float64]) -> _Found:
         rows, columns = distinct(mine), distinct(theirs)
@@ -231,14 +232,14 @@ class _CallMatcher:
     def _kept(self, mine: list[int], theirs: list[int], steps: list[Step], values: Score, any_equal: bool) -> _Found:
         """Without equal values, a function that is called more often on one side is too doubtful to pair."""
         counts = self._counts(mine), self._counts(theirs)
-        places = (np.array([side(step)[0] for step in steps], dtype=np.int64) for side in (_TARGET, _GOLDEN))
+        rows = np.array([step.target[0] for step in steps], dtype=np.int64)
+        columns = np.array([step.golden[0] for step in steps], dtype=np.int64)
         found = []
-        for step, worth in zip(steps, values(*places).tolist(), strict=True):
+        for step, worth in zip(steps, values(rows, columns).tolist(), strict=True):
             at, to = step.target[0], step.golden[0]
             functions = self._sorts[mine[at]].functions & self._sorts[theirs[to]].functions
-            known = any_equal or not functions
             same = any(counts[0][name] == counts[1][name] for name in functions) or not functions
-            confidence = step.confidence if worth or same or not known else 0.5 * step.confidence
+            confidence = step.confidence if worth or same or not any_equal else 0.5 * step.confidence
             if not any_equal and not same:
                 confidence *= 0.7
             found.append((at, to, step.score, confidence, worth >= 2.0))

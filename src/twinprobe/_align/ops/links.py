@@ -96,7 +96,17 @@ def align(target: list[Unit], golden: list[Unit], scores: Scores) -> list[Match]
             best[at][to] = score
             if chosen is not None:
                 choice[at, to] = chosen
-    return _trace(best, choice, rows, columns)
+    found, at, to = [], 0, 0
+    while at < rows and to < columns:
+        chosen = choice.get((at, to))
+        if chosen is not None:
+            match, at, to = chosen
+            found.append(match)
+        elif best[at + 1][to] >= best[at][to + 1]:
+            at += 1
+        else:
+            to += 1
+    return found
 
 
 def align_rest(target: list[Unit], golden: list[Unit], found: list[Match], scores: Scores) -> list[Match]:
@@ -111,22 +121,6 @@ def align_rest(target: list[Unit], golden: list[Unit], found: list[Match], score
         for match in rest
     ]
     return [match for match in moved if target[match.target[0]].around == golden[match.golden[0]].around]
-
-
-def _trace(
-    best: list[list[float]], choice: dict[tuple[int, int], tuple[Match, int, int]], rows: int, columns: int
-) -> list[Match]:
-    found, at, to = [], 0, 0
-    while at < rows and to < columns:
-        chosen = choice.get((at, to))
-        if chosen is not None:
-            match, at, to = chosen
-            found.append(match)
-        elif best[at + 1][to] >= best[at][to + 1]:
-            at += 1
-        else:
-            to += 1
-    return found
 
 
 def _moves(
@@ -357,14 +351,12 @@ class Region:
                 if not operators or len(operators) != len(modules):
                     continue
                 for (operator, own), (module, other) in zip(operators, modules, strict=True):
-                    self._entry(side, operator, own.tensor, module, other.tensor)
-
-    def _entry(self, side: int, node: OpNode, tensor: str | None, other: OpNode, other_tensor: str | None) -> None:
-        spot = self._spot(side, node, tensor)
-        counterpart = self._spot(1 - side, other, other_tensor)
-        if spot is None or counterpart is None or self._is_linked(side, spot.node, spot.io, spot.at):
-            return
-        self._add_on(side, spot, counterpart, "operator table")
+                    spot, counterpart = (
+                        self._spot(side, operator, own.tensor),
+                        self._spot(1 - side, module, other.tensor),
+                    )
+                    if spot and counterpart and not self._is_linked(side, spot.node, spot.io, spot.at):
+                        self._add_on(side, spot, counterpart, "operator table")
 
     def _spot(self, side: int, node: OpNode, tensor: str | None) -> Spot | None:
         inputs, outputs = self._shapes[side](node)
@@ -396,13 +388,8 @@ def _leaf_ids(node: OpNode) -> set[int]:
 
 
 def _typed(nodes: Iterable[OpNode], names: Iterable[Named], entry: Entry) -> list[tuple[OpNode, Named]]:
-    found = []
-    for node in nodes:
-        for name in names:
-            if name.type == node.op_type or (entry.by_user and name.type in node.op_type):
-                found.append((node, name))
-                break
-    return found
+    fitting = ((node, next((name for name in names if entry.names(name, node.op_type)), None)) for node in nodes)
+    return [(node, name) for node, name in fitting if name is not None]
 
 
 def _consumer(own: list[Unit], at: int) -> int | None:
