@@ -347,11 +347,11 @@ def _rule(path: str, other: str, pairs: dict[str, tuple[str, str]]) -> tuple[str
     return TOP, *_trimmed(path, other)
 
 
-def _trimmed(mine: str, theirs: str) -> tuple[str, str]:
+def _trimmed(target: str, golden: str) -> tuple[str, str]:
     """Without equal numbers at the end, so that one rule holds for a whole stack of layers."""
-    while "." in mine and "." in theirs:
-        one, other = mine.rpartition("."), theirs.rpartition(".")
+    while "." in target and "." in golden:
+        one, other = target.rpartition("."), golden.rpartition(".")
         if not one[2].isdecimal() or one[2] != other[2]:
             break
-        mine, theirs = one[0], other[0]
-    return mine, theirs
+        target, golden = one[0], other[0]
+    return target, golden

@@ -358,15 +358,15 @@ _Keys = Sequence[Hashable]
 MOST = 0.5
 
 
-def guess_by_keys(mine: _Keys, theirs: _Keys, least: float = 0.0) -> list[tuple[int, int]]:
+def guess_by_keys(target: _Keys, golden: _Keys, least: float = 0.0) -> list[tuple[int, int]]:
     """Pairs of places, in order and without crossing: members of one key, where both sides have as many of them.
 
     Members whose key is None are passed over. Where less than the share ``least`` of all pairs keeps the order, they
     met by chance, and nothing is guessed.
     """
     pairs: list[tuple[int, int]] = []
-    others = _places(theirs)
-    for key, places in _places(mine).items():
+    others = _places(golden)
+    for key, places in _places(target).items():
         partners = others.get(key, [])
         if len(places) == len(partners):
             pairs += zip(places, partners, strict=True)
@@ -374,11 +374,13 @@ def guess_by_keys(mine: _Keys, theirs: _Keys, least: float = 0.0) -> list[tuple[
     return chain if len(chain) >= least * len(pairs) else []
 
 
-def guess_by_values(target: Facts, mine: Sequence[int], golden: Facts, theirs: Sequence[int]) -> list[tuple[int, int]]:
+def guess_by_values(
+    target: Facts, target_nodes: Sequence[int], golden: Facts, golden_nodes: Sequence[int]
+) -> list[tuple[int, int]]:
     """Pairs of places in two lists of calls whose results look alike."""
     keys = [
         [facts.prints.rough(facts.output_row(node)) for node in nodes]
-        for facts, nodes in ((target, mine), (golden, theirs))
+        for facts, nodes in ((target, target_nodes), (golden, golden_nodes))
     ]
     return guess_by_keys(keys[0], keys[1], MOST)
 

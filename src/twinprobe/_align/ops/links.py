@@ -209,14 +209,14 @@ class Region:
     # -- single rules -------------------------------------------------------------------------------------------------
 
     def _outputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
-        mine = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.target)
-        theirs = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
-        self._add(mine, theirs, match.rule)
-        if len(mine) == len(theirs) == 1:
+        target = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.target)
+        golden = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
+        self._add(target, golden, match.rule)
+        if len(target) == len(golden) == 1:
             more = zip(sides[0][match.target[0]].outputs, sides[1][match.golden[0]].outputs, strict=False)
             for at, (shape, other) in enumerate(more):
                 if at and prod(shape) == prod(other):
-                    self._add((Spot(mine[0].node, OUTPUT, at),), (Spot(theirs[0].node, OUTPUT, at),), match.rule)
+                    self._add((Spot(target[0].node, OUTPUT, at),), (Spot(golden[0].node, OUTPUT, at),), match.rule)
 
     def _rotary(self, sides: tuple[list[Unit], list[Unit]]) -> None:
         """An engine's rotary operator takes the cosines and sines that a rotary module gives."""
@@ -244,9 +244,9 @@ class Region:
         """Composite operators whose matched parts are all the matched parts of a composite on the other side."""
         partner: dict[int, set[int]] = {}
         for match in matches:
-            theirs = {id(sides[1][at].node) for at in match.golden}
+            golden = {id(sides[1][at].node) for at in match.golden}
             for at in match.target:
-                partner.setdefault(id(sides[0][at].node), set()).update(theirs)
+                partner.setdefault(id(sides[0][at].node), set()).update(golden)
         covered = set().union(*partner.values()) if partner else set()
         others = [(node, _leaf_ids(node) & covered) for top in tops[1] for node in top.walk() if node.children]
         pairs = [whole] if whole else []
@@ -263,8 +263,8 @@ class Region:
     def _whole(self, target: OpNode, golden: OpNode) -> None:
         """Link the inputs and outputs of two composite operators as far as their sizes agree."""
         for io, which in ((OUTPUT, 1), (INPUT, 0)):
-            mine, theirs = self._shapes[0](target)[which], self._shapes[1](golden)[which]
-            for at, (shape, other) in enumerate(zip(mine, theirs, strict=False)):
+            target_shapes, golden_shapes = self._shapes[0](target)[which], self._shapes[1](golden)[which]
+            for at, (shape, other) in enumerate(zip(target_shapes, golden_shapes, strict=False)):
                 if prod(shape) == prod(other):
                     self._add((Spot(target, io, at),), (Spot(golden, io, at),), "structure")
 
@@ -342,10 +342,10 @@ class Region:
 
     def _named(self, target: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> None:
         """Composite operators that the table names, in order, where both sides have equally many."""
-        mine = [node for top in ([whole[0]] if whole else target) for node in top.walk()]
-        theirs = [node for top in ([whole[1]] if whole else golden) for node in top.walk()]
+        target_nodes = [node for top in ([whole[0]] if whole else target) for node in top.walk()]
+        golden_nodes = [node for top in ([whole[1]] if whole else golden) for node in top.walk()]
         for entry in self._table.entries:
-            for left, right, side in ((mine, theirs, 0), (theirs, mine, 1)):
+            for left, right, side in ((target_nodes, golden_nodes, 0), (golden_nodes, target_nodes, 1)):
                 operators = _typed(left, [entry.operator], entry)
                 modules = _typed(right, entry.modules, entry)
                 if not operators or len(operators) != len(modules):

@@ -114,13 +114,13 @@ def match_operators(target: Side, golden: Side, table: OperatorTable) -> Matchin
 
 
 def _equal_names(target: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
-    mine = {node.folder: node for node in target.tree.walk()}
-    theirs = {node.folder: node for node in golden.tree.walk()}
-    common = (mine.keys() & theirs.keys()) - {""}
+    target_nodes = {node.folder: node for node in target.tree.walk()}
+    golden_nodes = {node.folder: node for node in golden.tree.walk()}
+    common = (target_nodes.keys() & golden_nodes.keys()) - {""}
     telling = len(common - {"root"})  # every model has a root
-    fewer = min(len(mine), len(theirs)) - 1
+    fewer = min(len(target_nodes), len(golden_nodes)) - 1
     # Where a graph has other operators, equal numbers soon mean different ones.
     enough = telling * 10 >= fewer * 9 if target.numbered else telling * _MEETING >= fewer
     if target.numbered != golden.numbered or not common or not enough:
         return []
-    return [(node, theirs[node.folder]) for node in target.tree.finished() if node.folder in common]
+    return [(node, golden_nodes[node.folder]) for node in target.tree.finished() if node.folder in common]
