@@ -58,9 +58,7 @@ class Guard:
     """Lets in only requests that were meant for this server: by the name they use and, from outside, by a token."""
 
     def __init__(self, app: ViewApp, *, host: str, token: str) -> None:
-        self._app = app
-        self._host = host
-        self._token = token
+        self._app, self._host, self._token = app, host, token
         self.port = 0
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:

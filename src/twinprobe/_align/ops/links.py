@@ -180,9 +180,7 @@ class Region:
     """The links of one region or layer."""
 
     def __init__(self, shapes: tuple[ShapesOf, ShapesOf], scores: Scores, table: OperatorTable) -> None:
-        self._shapes = shapes
-        self._scores = scores
-        self._table = table
+        self._shapes, self._scores, self._table = shapes, scores, table
         self._links: list[Link] = []
         self._linked: set[tuple[int, int, str, int]] = set()  # side, node, io, place
 
