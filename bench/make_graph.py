@@ -8,29 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from twinprobe._graph.read.db import OWN_SCHEMA, SCHEMA
+
 WIDE = 400  # children of one module
-_TABLES = """
-PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;
-CREATE TABLE tb_nodes (
-    id TEXT PRIMARY KEY, graph_id TEXT NOT NULL, node_order INTEGER NOT NULL, node_name TEXT NOT NULL,
-    node_type TEXT NOT NULL, up_node TEXT, sub_nodes TEXT, precision_index INTEGER, overflow_level TEXT,
-    micro_step_id INTEGER NOT NULL, matched_node_link TEXT, stack_id TEXT, parallel_merge_info TEXT,
-    matched_distributed TEXT, modified INTEGER NOT NULL, input_data TEXT, output_data TEXT, data_source TEXT,
-    dump_data_dir TEXT, step INTEGER NOT NULL, rank INTEGER NOT NULL, is_distributed INTEGER
-);
-CREATE TABLE tb_stack (id TEXT PRIMARY KEY, stack_info TEXT);
-CREATE TABLE tb_config (
-    id TEXT PRIMARY KEY, graph_type TEXT NOT NULL, task TEXT, tool_tip TEXT, micro_steps INTEGER,
-    overflow_check INTEGER, node_colors TEXT NOT NULL, rank_list TEXT NOT NULL, step_list TEXT NOT NULL
-);
-"""
 _EXTRAS = """
-CREATE TABLE tb_twinprobe (
-    data_source TEXT NOT NULL, step INTEGER NOT NULL, rank INTEGER NOT NULL, node_name TEXT NOT NULL, error REAL,
-    verdict TEXT, origin TEXT, matched_by TEXT, node_order INTEGER, drift REAL, expected REAL, times REAL,
-    arguments TEXT, PRIMARY KEY (step, rank, data_source, node_name)
-) WITHOUT ROWID;
-CREATE TABLE tb_twinprobe_summary (step INTEGER, rank INTEGER, key TEXT, value TEXT);
 INSERT INTO tb_twinprobe SELECT data_source, step, rank, node_name, precision_index * 0.06,
     CASE precision_index WHEN 0 THEN 'pass' WHEN 1 THEN 'error' ELSE 'warning' END, '', 'name', node_order,
     precision_index, 1e-6, precision_index * 6e4, '{}'
@@ -48,7 +29,7 @@ _COLORS = {color: {"value": span, "description": "", "accuracy_level": level} fo
 def write_graph(path: Path, nodes: int, *, ours: bool = False) -> None:
     """A compared pair of graphs with this many nodes a side; errors begin half-way through."""
     database = sqlite3.connect(path)
-    database.executescript(_TABLES)
+    database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;" + SCHEMA)
     config = ("1", "compare", "summary", "{}", 1, 0, json.dumps(_COLORS), "[0]", "[0]")
     database.execute("INSERT INTO tb_config VALUES (?,?,?,?,?,?,?,?,?)", config)
     for source in ("NPU", "Bench"):
@@ -56,7 +37,7 @@ def write_graph(path: Path, nodes: int, *, ours: bool = False) -> None:
         database.execute("INSERT INTO tb_stack VALUES (?, ?)", (f"{source}_0_0_0", frames))
         database.executemany(f"INSERT INTO tb_nodes VALUES ({','.join('?' * 22)})", _rows(source, nodes))
     if ours:
-        database.executescript(_EXTRAS)
+        database.executescript(OWN_SCHEMA + _EXTRAS)
         name = database.execute(_FIRST).fetchone()[0]
         said = f"{name}: input equal, output differs, relative norm error 6.0 %; injected here"
         facts = [("first_node", name), ("first_sentence", said)]

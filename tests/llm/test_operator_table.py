@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from llm_dumps import Op, Sizes, atb_layer, atb_model, decoder_values, write_atb_model, write_torch
 
-from twinprobe._align.ops.table import BUILT_IN, FILE, built_in_table, kind_of, read_table
+from twinprobe._align.ops.table import BUILT_IN, FILE, kind_of, read_table
 from twinprobe._compare.llm.job import LlmRequest, compare_dumps
 from twinprobe.errors import BadInput
 
@@ -54,7 +54,7 @@ def test_entries_update_by_key(tmp_path: Path) -> None:
 
 def test_a_folder_without_the_file_means_the_built_in_table_with_one_notice(tmp_path: Path) -> None:
     table = read_table(tmp_path)
-    assert table.entries == built_in_table().entries
+    assert table.entries == read_table(None).entries
     assert len(table.notes) == 1
 
 

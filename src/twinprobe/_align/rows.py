@@ -118,44 +118,52 @@ class _Joiner:
         if plain and not apart and not board.rows and suffixes == others:
             self._pair_all(op, first, last, begin)
             return
-        mine = [(row, suffix) for row, suffix in enumerate(suffixes, first) if row not in board.rows]
-        theirs = [(row, suffix) for row, suffix in enumerate(others, begin) if row not in self._taken]
+        target_rows = [(row, suffix) for row, suffix in enumerate(suffixes, first) if row not in board.rows]
+        golden_rows = [(row, suffix) for row, suffix in enumerate(others, begin) if row not in self._taken]
         if apart and not isinstance(arguments, IndexMap):
-            mine, theirs = self._comparable_gradients(op, other, mine, theirs)
-        self._join_some(op, other, mine, theirs, arguments, is_module)
+            target_rows, golden_rows = self._comparable_gradients(op, other, target_rows, golden_rows)
+        self._join_some(op, other, target_rows, golden_rows, arguments, is_module)
 
     def _join_some(
-        self, op: int, other: int, mine: list[Row], theirs: list[Row], arguments: ArgumentMap | None, is_module: bool
+        self,
+        op: int,
+        other: int,
+        target_rows: list[Row],
+        golden_rows: list[Row],
+        arguments: ArgumentMap | None,
+        is_module: bool,
     ) -> None:
         direction, rule = self._target.direction[op], self._board.rule[op]
         if arguments is None or not arguments.strict:
-            mine, theirs = self._join_keys(mine, theirs, _itself, _itself, rule)
-        if arguments is not None and mine and theirs:
+            target_rows, golden_rows = self._join_keys(
+                target_rows, golden_rows, str, str, rule
+            )  # a suffix is its own key
+        if arguments is not None and target_rows and golden_rows:
             known = arguments
-            mine, theirs = self._join_keys(
-                mine, theirs,
+            target_rows, golden_rows = self._join_keys(
+                target_rows, golden_rows,
                 lambda suffix: known.target_key(suffix, direction), lambda suffix: known.golden_key(suffix, direction),
                 rule,
             )  # fmt: skip
-        if mine and theirs and is_module:
-            self._join_parameters(op, other, mine, theirs, rule)
+        if target_rows and golden_rows and is_module:
+            self._join_parameters(op, other, target_rows, golden_rows, rule)
             if direction == FORWARD:
-                self._join_inputs(mine, theirs, rule)
+                self._join_inputs(target_rows, golden_rows, rule)
 
     def _comparable_gradients(
-        self, op: int, other: int, mine: list[Row], theirs: list[Row]
+        self, op: int, other: int, target_rows: list[Row], golden_rows: list[Row]
     ) -> tuple[list[Row], list[Row]]:
         """Leave out what an API's backward call gave, where the two frameworks record different things."""
         target, golden = self._target, self._golden
         composite = bool(COMPOSITE & {target.head_of[op].body, golden.head_of[other].body})
-        shapes = {suffix: golden.shapes[row] for row, suffix in theirs}
+        shapes = {suffix: golden.shapes[row] for row, suffix in golden_rows}
         apart = {
             suffix
-            for row, suffix in mine
+            for row, suffix in target_rows
             if target.roles[row] == OUTPUT and suffix in shapes and (composite or shapes[suffix] != target.shapes[row])
         }
         self.left_apart += sum(shapes[suffix] is not None for suffix in apart)
-        return [row for row in mine if row[1] not in apart], [row for row in theirs if row[1] not in apart]
+        return [row for row in target_rows if row[1] not in apart], [row for row in golden_rows if row[1] not in apart]
 
     def _arguments(self, op: int, other: int) -> ArgumentMap | None:
         target, golden = self._target.head_of[op], self._golden.head_of[other]
@@ -168,18 +176,18 @@ class _Joiner:
         return self._maps[pair]
 
     def _join_keys(
-        self, mine: list[Row], theirs: list[Row],
+        self, target_rows: list[Row], golden_rows: list[Row],
         target_key: Callable[[str], str | None], golden_key: Callable[[str], str | None], rule: str,
     ) -> tuple[list[Row], list[Row]]:  # fmt: skip
         """Pair rows of equal key; return what is left on both sides."""
         free: dict[str, int] = {}
-        for row, suffix in theirs:
+        for row, suffix in golden_rows:
             key = golden_key(suffix)
             if key is not None:
                 free.setdefault(key, row)
         left = []
         used = set()
-        for row, suffix in mine:
+        for row, suffix in target_rows:
             key = target_key(suffix)
             other = free.pop(key, NONE) if key is not None else NONE
             if other == NONE:
@@ -187,13 +195,13 @@ class _Joiner:
             else:
                 self._pair(row, other, rule)
                 used.add(other)
-        return left, [row for row in theirs if row[0] not in used]
+        return left, [row for row in golden_rows if row[0] not in used]
 
-    def _join_parameters(self, op: int, other: int, mine: list[Row], theirs: list[Row], rule: str) -> None:
+    def _join_parameters(self, op: int, other: int, target_rows: list[Row], golden_rows: list[Row], rule: str) -> None:
         """Parameters and their gradients; what the forward call settled holds for the gradients too."""
         target, golden = self._target, self._golden
-        names = {_parameter(suffix): row for row, suffix in mine if target.roles[row] in _KEPT}
-        others = {_parameter(suffix): row for row, suffix in theirs if golden.roles[row] in _KEPT}
+        names = {_parameter(suffix): row for row, suffix in target_rows if target.roles[row] in _KEPT}
+        others = {_parameter(suffix): row for row, suffix in golden_rows if golden.roles[row] in _KEPT}
         if not names or not others:
             return
         heads = (target.head_of[op].name, golden.head_of[other].name)
@@ -208,16 +216,16 @@ class _Joiner:
         for name, (partner, how) in found.items():
             self._pair(names[name], others[partner], f"{rule}, {how}" if how else rule)
 
-    def _join_inputs(self, mine: list[Row], theirs: list[Row], rule: str) -> None:
+    def _join_inputs(self, target_rows: list[Row], golden_rows: list[Row], rule: str) -> None:
         """An argument given by keyword on one side and by place on the other, where the shapes settle it."""
         target, golden = self._target, self._golden
-        mine = [row for row in mine if _is_tensor_input(target, row[0])]
-        theirs = [row for row in theirs if _is_tensor_input(golden, row[0])]
-        by_place = {suffix[7:].isdecimal() for _, suffix in mine}
-        others_by_place = {suffix[7:].isdecimal() for _, suffix in theirs}
-        shapes = [target.shapes[row] for row, _ in mine]
-        if by_place ^ others_by_place == {True, False} and shapes == [golden.shapes[row] for row, _ in theirs]:
-            for (row, _), (other, _) in zip(mine, theirs, strict=True):
+        target_rows = [row for row in target_rows if _is_tensor_input(target, row[0])]
+        golden_rows = [row for row in golden_rows if _is_tensor_input(golden, row[0])]
+        by_place = {suffix[7:].isdecimal() for _, suffix in target_rows}
+        others_by_place = {suffix[7:].isdecimal() for _, suffix in golden_rows}
+        shapes = [target.shapes[row] for row, _ in target_rows]
+        if by_place ^ others_by_place == {True, False} and shapes == [golden.shapes[row] for row, _ in golden_rows]:
+            for (row, _), (other, _) in zip(target_rows, golden_rows, strict=True):
                 self._pair(row, other, f"{rule}, argument order")
 
     def _pair(self, row: int, other: int, rule: str) -> None:
@@ -227,10 +235,6 @@ class _Joiner:
     def _pair_all(self, op: int, first: int, last: int, begin: int) -> None:
         self.partners[first:last] = range(begin, begin + last - first)
         self.rules[first:last] = [self._board.rule[op]] * (last - first)
-
-
-def _itself(suffix: str) -> str:
-    return suffix
 
 
 def _parameter(suffix: str) -> str:

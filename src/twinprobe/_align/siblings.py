@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -320,12 +321,7 @@ class Siblings:
 
 
 def _common(mine: Sequence[int], theirs: Sequence[int], same: Callable[[int, int], bool]) -> int:
-    count = 0
-    for one, other in zip(mine, theirs, strict=False):
-        if not same(one, other):
-            break
-        count += 1
-    return count
+    return sum(1 for _ in takewhile(lambda pair: same(*pair), zip(mine, theirs, strict=False)))
 
 
 def _anchors(mine: list[Hashable], theirs: list[Hashable]) -> Twins:

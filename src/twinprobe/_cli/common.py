@@ -251,27 +251,28 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
         return
     from rich.console import Console
 
-    from twinprobe._report.console import counted, print_ranks, print_summary, visible
+    from twinprobe._report.console import counted, print_ranks, print_summary
     from twinprobe._report.overview import step_lines
 
-    sys.stdout.write(visible(parting.sentence) + "\n")
+    say(parting.sentence)
     first = next((summary for summary in outcome.summaries if summary.first is not None), None)
     if parting and first is not None and not each_step:
         sys.stdout.flush()
         print_summary(first, Console(highlight=False))
     if each_step and not outcome.summaries:
-        sys.stdout.write("".join(f"{line}\n" for line in step_lines(steps)))
+        sys.stdout.writelines(f"{line}\n" for line in step_lines(steps))
     elif each_step:
         sys.stdout.flush()
         print_ranks(outcome.summaries, Console(highlight=False))
     elif outcome.summaries:
         apart = sum(summary.first is not None for summary in outcome.summaries)
         of = counted([summary.rank for summary in outcome.summaries])
-        sys.stdout.write(f"{apart:,} of {of} differ; --each-step lists them\n")
-        sys.stdout.write(f"results of each step in {visible(str(outcome.overview[0].parent))}\n")
+        say(
+            f"{apart:,} of {of} differ; --each-step lists them", f"results of each step in {outcome.overview[0].parent}"
+        )
     for path in outcome.overview:
         what = "summary" if path.stem.startswith("compare_summary") else "curves" if path.suffix == ".html" else "table"
-        sys.stdout.write(f"{what}: {visible(str(path))}\n")
+        say(f"{what}: {path}")
     sys.stdout.flush()
     warn(list(dict.fromkeys([*outcome.notes, *(note for summary in outcome.summaries for note in summary.notes)])))
     warn(outcome.failures)
@@ -290,17 +291,14 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from twinprobe._report.console import print_ranks, print_summary, visible
+    from twinprobe._report.console import print_ranks, print_summary
 
     console = Console(highlight=False)
     if len(outcome.summaries) == 1:
         print_summary(outcome.summaries[0], console)
     else:
         print_ranks(outcome.summaries, console)
-        for line in outcome.findings:
-            sys.stdout.write(visible(line) + "\n")
-        for path in outcome.overview:
-            sys.stdout.write(f"summary of all ranks: {visible(str(path))}\n")
+        say(*outcome.findings, *(f"summary of all ranks: {path}" for path in outcome.overview))
     warn(outcome.notes + outcome.failures)
 
 
@@ -336,14 +334,8 @@ def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
         print_json({"findings": analysis.findings, "files": files, **facts_of(analysis),
                     "next": next_command(analysis)})  # fmt: skip
         return
-    from twinprobe._report.console import visible
-
-    for path in analysis.calls:
-        sys.stdout.write(f"Saving json file to disk: {visible(str(path))}\n")
-    for finding in analysis.findings:
-        sys.stdout.write(visible(finding) + "\n")
-    for path in analysis.reports:
-        sys.stdout.write(f"The analyze result is saved in: {visible(str(path))}\n")
+    say(*(f"Saving json file to disk: {path}" for path in analysis.calls), *analysis.findings)
+    say(*(f"The analyze result is saved in: {path}" for path in analysis.reports))
     sys.stdout.flush()
     warn(analysis.notes + analysis.failures)
 
@@ -359,6 +351,13 @@ def print_json(document: object) -> None:
     from twinprobe._report.console import json_bytes
 
     sys.stdout.write(json_bytes(document).decode() + "\n")
+
+
+def say(*lines: str) -> None:
+    """Print lines; names and paths in them are foreign text, and are escaped."""
+    from twinprobe._report.console import visible
+
+    sys.stdout.writelines(f"{visible(line)}\n" for line in lines)
 
 
 def warn(lines: list[str]) -> None:

@@ -17,6 +17,7 @@ from twinprobe._cli.common import (
     pair_rule,
     path,
     positive,
+    say,
     seconds,
 )
 from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
@@ -121,9 +122,7 @@ def _take_sides(args: argparse.Namespace) -> None:
             raise BadInput(f"compare takes two paths, not {len(args.sides)}", hint="target first, then golden")
         args.target_path, args.golden_path = args.sides
         if not (args.quiet or args.json):
-            from twinprobe._report.console import visible
-
-            sys.stdout.write(visible(f"comparing {args.target_path} (target) with {args.golden_path} (golden)") + "\n")
+            say(f"comparing {args.target_path} (target) with {args.golden_path} (golden)")
     if args.target_path is None or args.golden_path is None:
         given = args.golden_path or args.target_path
         flag = "-tp" if args.target_path is None else "-gp"

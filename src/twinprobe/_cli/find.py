@@ -40,12 +40,12 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Hunt, and say what was found."""
+    from twinprobe._cli.common import print_json, say
     from twinprobe._find.hunt import PAGE, SEED, Request, hunt
-    from twinprobe._report.console import json_bytes, visible
 
-    def say(line: str) -> None:
+    def tell(line: str) -> None:
         if not (args.quiet or args.json):
-            sys.stdout.write(visible(line) + "\n")
+            say(line)
             sys.stdout.flush()
 
     seed = None if args.keep_seeds else SEED if args.seed is None else args.seed
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         args.target, args.golden, args.output_path, seed=seed, from_step=args.from_step, steps=args.steps,
         exact=args.exact, resume=args.resume, confirm=args.confirm,
     )  # fmt: skip
-    hunted = hunt(request, say)
+    hunted = hunt(request, tell)
     if args.json and not args.quiet:
-        sys.stdout.write(json_bytes(asdict(hunted)).decode() + "\n")
-    say(f"written to {args.output_path / PAGE}")
+        print_json(asdict(hunted))
+    tell(f"written to {args.output_path / PAGE}")
     return 1 if args.fail_on and not hunted.agrees else 0

@@ -133,9 +133,8 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
 
 
 def _print_lines(outcome: Outcome) -> None:
-    from twinprobe._cli.common import warn
+    from twinprobe._cli.common import say, warn
     from twinprobe._judge.origin import unread_rows
-    from twinprobe._report.console import visible
 
     warn(outcome.notes + outcome.failures)
     for summary in outcome.summaries:
@@ -146,10 +145,8 @@ def _print_lines(outcome: Outcome) -> None:
         if summary.first is not None:
             op, sentence = summary.first.op, summary.first.sentence
             first = f"first divergence: {op}: {sentence.removeprefix(op + ': ')}"
-        where = f"{summary.rank}: " if summary.rank else ""
-        sys.stdout.write(visible(f"{where}{counts}; {first}") + "\n")
-    for file in outcome.files:
-        sys.stdout.write(f"graph saved: {visible(str(file))}\n")
+        say(f"{f'{summary.rank}: ' if summary.rank else ''}{counts}; {first}")
+    say(*(f"graph saved: {file}" for file in outcome.files))
 
 
 def add_folder_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,10 +74,9 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from twinprobe._cli.common import Progress, print_json
+    from twinprobe._cli.common import Progress, print_json, say
     from twinprobe._compare.llm.job import REPORT, STATISTICS, compare_manual, utc_timestamp, write_llm_reports
     from twinprobe._compare.llm.modes import compare_files, compare_weights, is_pair_of_files
-    from twinprobe._report.console import visible
     from twinprobe._runs.llm.dump import find_manual
     from twinprobe.errors import BadInput
 
@@ -90,7 +89,7 @@ def _compare(args: argparse.Namespace) -> int:
         if args.json:
             print_json(values)
         else:
-            sys.stdout.writelines(f"{name}: {visible(str(value))}\n" for name, value in values.items())
+            say(*(f"{name}: {value}" for name, value in values.items()))
         return 0
     from twinprobe._compare.llm.job import Notes, compare_dumps
 
@@ -195,9 +194,8 @@ def _logprobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _logprobs(args: argparse.Namespace) -> int:
-    from twinprobe._cli.common import print_json, warn
+    from twinprobe._cli.common import print_json, say, warn
     from twinprobe._compare.logprobs import compare_logprobs
-    from twinprobe._report.console import visible
     from twinprobe._report.files import own_timestamp, prepare_folder, timestamp_now
 
     recordings = None if args.recordings is None else tuple(args.recordings)
@@ -211,8 +209,7 @@ def _logprobs(args: argparse.Namespace) -> int:
         named = {"limit": scored.limit, "origin": scored.origin, "steps": steps, "worst": worst, "lost": scored.lost}
         print_json({**total, **named, "files": list(map(str, files))})
     else:
-        sys.stdout.write("\n".join(map(visible, scored.lines)) + "\n\nwritten to\n")
-        sys.stdout.write("".join(f"  {visible(str(file))}\n" for file in files))
+        say(*scored.lines, "", "written to", *(f"  {file}" for file in files))
     warn(scored.lost)
     if args.fail_on is not None and scored.share > args.fail_on:
         return 1

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
@@ -177,7 +177,7 @@ def main(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
-        sys.stdout.write(overview(prog, COMMANDS))
+        sys.stdout.write(overview(prog))
         return 0
     try:
         args = _parse(words, prog)
@@ -288,12 +288,12 @@ _JOBS = (
 SHELLS = ("bash", "zsh", "fish")
 
 
-def overview(prog: str, commands: Iterable[str]) -> str:
+def overview(prog: str) -> str:
     """What bare ``twinprobe`` prints."""
     lines = ["Two runs of the same neural network give different numbers: where do they diverge, and why?", ""]
     for title, example, remark in _JOBS:
         lines += [f"  {title}", f"      {example.format(prog=prog)}", f"          {remark.format(prog=prog)}"]
-    lines += ["", f"Commands: {', '.join(commands)}.", f"'{prog} COMMAND --help' explains a command."]
+    lines += ["", f"Commands: {', '.join(COMMANDS)}.", f"'{prog} COMMAND --help' explains a command."]
     return "\n".join(lines) + "\n"
 
 

@@ -22,9 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge, and say what was found."""
-    from twinprobe._cli.common import Progress, warn
+    from twinprobe._cli.common import Progress, say, warn
     from twinprobe._compare.merge.job import merge_results
-    from twinprobe._report.console import visible
 
     with Progress(enabled=not args.quiet) as progress:
         outcome = merge_results(
@@ -33,9 +32,7 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if not args.quiet:
         warn(outcome.notes + outcome.failures)
-        for line in outcome.disagreements:
-            sys.stdout.write(visible(str(line)) + "\n")
-        sys.stdout.write(f"{len(outcome.ranks)} ranks, {outcome.rows} rows: {visible(str(outcome.path))}\n")
+        say(*map(str, outcome.disagreements), f"{len(outcome.ranks)} ranks, {outcome.rows} rows: {outcome.path}")
     code = exit_code(args, [], outcome.failures)
     if not code and not args.quiet:
         sys.stdout.write(f"{args.prog} merge_result ends successfully.\n")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from twinprobe._cli.common import path
+from twinprobe._cli.common import path, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sketch, and say how large the result is."""
     from twinprobe._compare.weights import write_sketches
-    from twinprobe._report.console import visible
     from twinprobe._runs.sketches import SUFFIX
     from twinprobe.errors import BadInput
 
@@ -31,6 +29,5 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("exists already; -o names the file to write", where=output)
     count = write_sketches(args.files, output)
     if not args.quiet:
-        size = output.stat().st_size / 1000
-        sys.stdout.write(f"{count} tensors, {size:.1f} kB: {visible(str(output))}\n")
+        say(f"{count} tensors, {output.stat().st_size / 1000:.1f} kB: {output}")
     return 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from twinprobe._cli.common import path
+from twinprobe._cli.common import path, say
 from twinprobe.errors import BadInput
 
 
@@ -35,11 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, shown: Path) -> int:
-    from twinprobe._report.console import visible
     from twinprobe._view.serve import make
 
     server = make(args.place, host=args.host, port=args.port)
-    sys.stdout.write(f"TwinProbe shows {visible(str(shown))} at {server.url} (Ctrl+C ends it)\n")
+    say(f"TwinProbe shows {shown} at {server.url} (Ctrl+C ends it)")
     sys.stdout.flush()
     if not args.no_browser:
         import webbrowser
@@ -53,13 +52,11 @@ def _serve(args: argparse.Namespace, shown: Path) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from twinprobe._report.console import visible
     from twinprobe._view.export import export_page
 
     done = export_page(args.place, args.export, step=args.step, rank=args.rank)
     left = f"; {done.left_out} nodes far from any finding were left out" if done.left_out else ""
-    names = visible(f"{args.export}: {done.file}")
-    sys.stdout.write(f"{names} with {done.nodes} nodes, {done.size / 1e6:.1f} MB{left}\n")
+    say(f"{args.export}: {done.file} with {done.nodes} nodes, {done.size / 1e6:.1f} MB{left}")
     return 0
 
 

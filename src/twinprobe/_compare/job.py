@@ -253,9 +253,9 @@ def _ids_differ(target: Run, golden: Run) -> bool:
     try:
         return any(
             not np.array_equal(
-                open_named(target.tensor_folder, mine).data, open_named(golden.tensor_folder, other).data
+                open_named(target.tensor_folder, target_file).data, open_named(golden.tensor_folder, golden_file).data
             )
-            for mine, other in zip(*files, strict=False)
+            for target_file, golden_file in zip(*files, strict=False)
         )
     except (TwinProbeError, OSError):
         return False

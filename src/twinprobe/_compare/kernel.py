@@ -148,11 +148,12 @@ def _by_place(
     if not folders:
         layout = "rank_<R>/<net>/<graph>/<step> with npy files or a statistic.csv"
         raise BadInput("holds no kernel dump", where=root, hint=f"expected {layout}")
-    if ranks is not None:
-        folders = [folder for folder in folders if folder.rank in ranks]
-    if steps is not None:
-        folders = [folder for folder in folders if folder.step in steps]
-    return {key: list(group) for key, group in groupby(folders, key=lambda folder: (folder.rank, folder.step))}
+    keyed = groupby(folders, key=lambda folder: (folder.rank, folder.step))
+    return {
+        (rank, step): list(group)
+        for (rank, step), group in keyed
+        if (ranks is None or rank in ranks) and (steps is None or step in steps)
+    }
 
 
 def _listed(places: Iterable[tuple[int, int]]) -> str:
@@ -401,8 +402,10 @@ def _texts(values: NDArray[Any]) -> pl.Series:
 
 
 def _sources(target: KernelRun, golden: KernelRun, pairs: pl.DataFrame) -> dict[str, pl.Series]:
+    import polars as pl
+
     columns = {}
     for run, (side, who) in zip((target, golden), SIDES, strict=True):
         files = [NOT_APPLICABLE if at is None else str(run.rows[at].source) for at in pairs[f"{side}_row"].to_list()]
-        columns[f"{who} CSV File"] = _texts(np.asarray(files, dtype=object))
+        columns[f"{who} CSV File"] = pl.Series(files, dtype=pl.String)
     return columns

@@ -197,10 +197,10 @@ def score_recordings(
 
     found: list[tuple[Scored, Scored]] = []
     compared: list[tuple[TokenPairs, Comparison]] = []
-    for step, (mine, theirs) in enumerate(_steps_of_both(target, golden)):
-        tokens = tokens_of(mine, theirs, ON)
+    for step, (target_runs, golden_runs) in enumerate(_steps_of_both(target, golden)):
+        tokens = tokens_of(target_runs, golden_runs, ON)
         if tokens is None:
-            raise BadInput(f"shares no tokens with {theirs[0].path}", where=mine[0].path)
+            raise BadInput(f"shares no tokens with {golden_runs[0].path}", where=target_runs[0].path)
         comparison = compare_tokens(tokens, Options())
         scored = _from_logits(tokens, comparison, step)
         found += scored
@@ -222,15 +222,13 @@ def _steps_of_both(target: Path, golden: Path) -> Iterator[tuple[list[Run], list
         sides.append([files for files in steps.values() if files] or [[find_run(path)]])
     if len(sides[0]) != len(sides[1]):
         sides = [[[file for files in side for file in files]] for side in sides]
-    for mine, theirs in zip(*sides, strict=True):
-        yield [open_run(file) for file in mine], [open_run(file) for file in theirs]
+    for target_files, golden_files in zip(*sides, strict=True):
+        yield list(map(open_run, target_files)), list(map(open_run, golden_files))
 
 
 def _from_logits(tokens: TokenPairs, comparison: Comparison, step: int) -> list[tuple[Scored, Scored]]:
-    pairs = comparison.evidence.pairs
-    findings = comparison.tokens
-    where = comparison.target.path
-    if findings is None:
+    pairs, where = comparison.evidence.pairs, comparison.target.path
+    if comparison.tokens is None:
         raise BadInput("keeps no tensors: logits are needed", where=where, hint="record both runs with task tensor")
     row, held = _logits_row(comparison)
     given = np.full(tokens.count, -1, dtype=np.int64)
@@ -249,28 +247,25 @@ def _from_logits(tokens: TokenPairs, comparison: Comparison, step: int) -> list[
     found = []
     for number in dict.fromkeys(tokens.sequence[scored].tolist()):
         own = np.flatnonzero(tokens.sequence == number)
-        mine, theirs = (Scored(tokens.ids[own], side[own], ~np.isnan(side[own]), step) for side in sides)
-        found.append((mine, theirs))
+        target, golden = (Scored(tokens.ids[own], side[own], ~np.isnan(side[own]), step) for side in sides)
+        found.append((target, golden))
     return found
 
 
 def _logits_row(comparison: Comparison) -> tuple[int, Ints]:
     """The pair of tensors with the logits: the last output of a module with the most features."""
     pairs, calls = comparison.evidence.pairs, comparison.target.op_names
-    best: tuple[int, int] | None = None
-    for at, (op, role, shape, file) in enumerate(pairs.select("t_op", "t_role", "t_shape", "t_file").iter_rows()):
-        if role != OUTPUT or not calls[op].is_module or not file or comparison.tokens is None:
-            continue
-        if comparison.tokens.held[at] is not None:
-            features = int(shape.strip("[]").split(",")[-1])
-            if best is None or features >= best[0]:
-                best = features, at
-    if best is None:
-        raise BadInput("holds no logits", where=comparison.target.path, hint="record modules: level L0 or mix")
     assert comparison.tokens is not None
-    held = comparison.tokens.held[best[1]]
-    assert held is not None
-    return best[1], held
+    columns = pairs.select("t_op", "t_role", "t_shape", "t_file").iter_rows()
+    candidates = [
+        (int(shape.strip("[]").split(",")[-1]), row, held)
+        for row, ((op, role, shape, file), held) in enumerate(zip(columns, comparison.tokens.held, strict=True))
+        if role == OUTPUT and calls[op].is_module and file and held is not None
+    ]
+    if not candidates:
+        raise BadInput("holds no logits", where=comparison.target.path, hint="record modules: level L0 or mix")
+    _, row, held = max(candidates, key=lambda candidate: candidate[:2])
+    return row, held
 
 
 def _log_softmax(folder: Path, file: str, rows: Ints, ids: Ints) -> Floats:
@@ -333,9 +328,9 @@ class LogprobComparison:
 
     def save(self, folder: Path, stem: str) -> list[Path]:
         """Write both tables and the page."""
-        pairs = [(one.logprobs, one.mask) for one in self.worst]
-        report = LogprobReport(self.table, self.sequences, self.lines, self.limit, self.worst[0].ids, pairs[0][0],
-                               pairs[1][0], pairs[0][1] & pairs[1][1])  # fmt: skip
+        target, golden = self.worst
+        report = LogprobReport(self.table, self.sequences, self.lines, self.limit, target.ids, target.logprobs,
+                               golden.logprobs, target.mask & golden.mask)  # fmt: skip
         return report.write(folder, stem)
 
 
@@ -415,10 +410,6 @@ def _origin(tokens: TokenPairs, comparison: Comparison, worst: Scored) -> str:
     return f"begins at {first.op} ({first.module or 'the model'}): {first.sentence}"
 
 
-def _as_it_is(one: Scored) -> Scored:
-    return one
-
-
 def _to_last_counted(one: Scored) -> Scored:
     """Without what follows the last token that counts."""
     end = int(np.flatnonzero(one.mask)[-1]) + 1 if one.mask.any() else 0
@@ -443,7 +434,8 @@ def _paired(
 
     paired: dict[int, tuple[Scored, Scored]] = {}
     rest = list(golden)
-    for cut in (_as_it_is, _to_last_counted, _counted):
+    cuts: tuple[Callable[[Scored], Scored], ...] = (lambda whole: whole, _to_last_counted, _counted)
+    for cut in cuts:
         free: dict[Any, list[tuple[int, Scored]]] = defaultdict(list)
         for at, one in enumerate(map(cut, rest)):
             free[key_of(one)].append((at, one))

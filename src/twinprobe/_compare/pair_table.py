@@ -33,11 +33,11 @@ def pair_table(target: Run, golden: Run, pairs: Pairs) -> pl.DataFrame:
     """Gather both tables by the pairs' row numbers; columns are prefixed t_ and g_."""
     import polars as pl
 
-    columns = _gather(target.table, pairs.target, "t_") + _gather(golden.table, pairs.golden, "g_")
-    columns.append(pl.Series("rule", pairs.rule, dtype=pl.String))
-    columns.append(pl.Series("joined", np.zeros(len(pairs.rule), dtype=bool)))
-    columns.append(pl.Series("turn", [None], dtype=pl.String).new_from_index(0, len(pairs.rule)))
-    frame = pl.DataFrame(columns)
+    frame = pl.DataFrame([
+        *_gather(target.table, pairs.target, "t_"),
+        *_gather(golden.table, pairs.golden, "g_"),
+        pl.Series("rule", pairs.rule, dtype=pl.String),
+    ]).with_columns(joined=pl.lit(value=False), turn=pl.lit(None, dtype=pl.String))  # fmt: skip
     if pairs.groups:
         frame = with_merged(frame, target, golden, pairs.groups)
     marked = frame["t_layout"].null_count() + frame["g_layout"].null_count() < 2 * frame.height
@@ -50,13 +50,11 @@ def with_call_groups(frame: pl.DataFrame, pairs: Pairs) -> pl.DataFrame:
     """The column ``group``: the number of the group of calls, equal in meaning, that a row belongs to."""
     import polars as pl
 
-    number: tuple[dict[int, int], dict[int, int]] = {}, {}
-    for at, group in enumerate(pairs.call_groups):
-        number[0].update(dict.fromkeys(group.target, at))
-        number[1].update(dict.fromkeys(group.golden, at))
-    ops = zip(frame["t_op"].to_list(), frame["g_op"].to_list(), strict=True)
-    found = [number[0].get(op) if op is not None else number[1].get(other) for op, other in ops]
-    return frame.with_columns(pl.Series("group", found, dtype=pl.Int32))
+    target = {op: number for number, group in enumerate(pairs.call_groups) for op in group.target}
+    golden = {op: number for number, group in enumerate(pairs.call_groups) for op in group.golden}
+    ops = frame.select("t_op", "g_op").iter_rows()
+    groups = [target.get(op) if op is not None else golden.get(other) for op, other in ops]
+    return frame.with_columns(pl.Series("group", groups, dtype=pl.Int32))
 
 
 def _gather(table: pl.DataFrame, rows: NDArray[np.int32], prefix: str) -> list[pl.Series]:
@@ -115,8 +113,11 @@ def with_values(frame: pl.DataFrame, changes: Mapping[str, Mapping[int, Any]]) -
 def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> dict[str, Any]:
     part = table[rows]
     shapes = [dims(text) for text in part["shape"].to_list()]
+    names = part["name"].to_list()
+    if len(names) > _MOST_NAMES:
+        names = [names[0], f"... {len(names)} in all", names[-1]]
     row: dict[str, Any] = {
-        "name": _joined_names(part["name"].to_list()), "shape": _joined_shape(shapes, whole), "digest": None,
+        "name": ";".join(names), "shape": _joined_shape(shapes, whole), "digest": None,
         "file": ";".join(part["file"].to_list()) if part["file"].null_count() == 0 else None,
     }  # fmt: skip
     known = all((part[f"{stat}_kind"] == FLOAT).all() for stat in STATS) and None not in shapes
@@ -129,11 +130,6 @@ def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> di
     for stat, value in zip(STATS, values, strict=True):
         row |= {stat: value, f"{stat}_kind": FLOAT if known else ABSENT, f"{stat}_text": None}
     return row
-
-
-def _joined_names(names: list[str]) -> str:
-    shown = names if len(names) <= _MOST_NAMES else [names[0], f"... {len(names)} in all", names[-1]]
-    return ";".join(shown)
 
 
 def _joined_shape(shapes: list[Shape | None], whole: Shape | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinprobe._compare.one import Measurer, file_metrics, file_sizes, tensor_metrics, work_of
+from twinprobe._compare.one import Measurer, file_metrics, file_sizes, silent, tensor_metrics, work_of
 from twinprobe._report.files import replacing
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import Run
@@ -64,16 +64,12 @@ def cutting(folder: Callable[[], Path], slice_bytes: int) -> Measurer:
         place = folder()
         with replacing(place / _PAIRS) as temporary, temporary.open("wb") as rows:
             pairs.select("t_file", "g_file", "turn", "joined").write_ipc(rows)
-        bounds = equal_parts(sizes, slice_bytes)
         work = work_of(target.tensor_folder, pairs)
-        raise TooLarge(
-            Cut(
-                tuple(
-                    Slice(place, at, target.tensor_folder, golden.tensor_folder, start, stop, work)
-                    for at, (start, stop) in enumerate(bounds)
-                )
-            )
+        slices = (
+            Slice(place, number, target.tensor_folder, golden.tensor_folder, start, stop, work)
+            for number, (start, stop) in enumerate(equal_parts(sizes, slice_bytes))
         )
+        raise TooLarge(Cut(tuple(slices)))
 
     return measure
 
@@ -92,7 +88,7 @@ def measure_slice(piece: Slice) -> int:
     if piece.file.is_file():
         return piece.stop - piece.start  # an interrupted command has left it
     rows = _read(piece.folder / _PAIRS).slice(piece.start, piece.stop - piece.start)
-    metrics = file_metrics(piece.target, piece.golden, rows, lambda _done, _total: None, work=piece.work)
+    metrics = file_metrics(piece.target, piece.golden, rows, silent, work=piece.work)
     with replacing(piece.file) as temporary, temporary.open("wb") as file:
         metrics.write_ipc(file)
     return metrics.height
@@ -107,14 +103,13 @@ def gathering(cut: Cut, lost: dict[int, str]) -> Measurer:
         known = [None if piece.number in lost else _read(piece.file) for piece in cut.slices]
         schema = next((frame.schema for frame in known if frame is not None), None)
         if schema is None:
-            schema = file_metrics(Path(), Path(), pairs.clear(), lambda _done, _total: None).schema
-        frames = [
+            schema = file_metrics(Path(), Path(), pairs.clear(), silent).schema
+        return pl.concat(
             _unmeasured(pairs.slice(piece.start, piece.stop - piece.start), schema, lost[piece.number])
             if frame is None
             else frame
             for piece, frame in zip(cut.slices, known, strict=True)
-        ]
-        return pl.concat(frames)
+        )
 
     return measure
 

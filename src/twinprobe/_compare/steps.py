@@ -261,15 +261,17 @@ def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
             where=target.path, hint="neither the numbers of the steps nor the data they took fit",
         )  # fmt: skip
     cut = [np.ix_(row, place) for row, place in zip(rows, places, strict=True)]
-    ours, theirs = (side.values[one].astype(np.float64) for side, one in zip((target, golden), cut, strict=True))
+    target_values, golden_values = (
+        side.values[one].astype(np.float64) for side, one in zip((target, golden), cut, strict=True)
+    )
     known = target.known[cut[0]] & golden.known[cut[1]]
     for at, name in enumerate(names):
         if name in target.sketches and name in golden.sketches:
             found = estimate(target.sketches[name][rows[0]], golden.sketches[name][rows[1]])
             known[:, at] = found.comparable
-            ours[:, at] = np.where(found.lower > 0, found.relative, 0.0)
-    difference = differences(names, ours, theirs, known)
-    noise = expected_noise(names, theirs, known, difference)
+            target_values[:, at] = np.where(found.lower > 0, found.relative, 0.0)
+    difference = differences(names, target_values, golden_values, known)
+    noise = expected_noise(names, golden_values, known, difference)
     notes = []
     if order != "step numbers":
         shift = int(golden.steps[rows[1][0]] - target.steps[rows[0][0]])
@@ -278,7 +280,7 @@ def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
         if len(row) < len(side.steps):
             notes.append(f"{side.path}: {len(side.steps) - len(row)} of {len(side.steps)} steps have no counterpart")
     numbers = target.steps[rows[0]], golden.steps[rows[1]]
-    return Trend(rank, *numbers, names, ours, theirs, known, difference, noise, order, notes)
+    return Trend(rank, *numbers, names, target_values, golden_values, known, difference, noise, order, notes)
 
 
 def _renamed(side: Watched, other: Watched) -> Watched:

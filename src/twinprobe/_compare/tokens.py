@@ -97,30 +97,30 @@ class TokenMatcher:
         dtypes = target.table["dtype"].to_list()
         ops = target.table["op"].to_list()
         mixed: set[Any] = set()  # calls that take tokens, and values that they made of all of them together
-        for at, (mine, theirs) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
-            if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs] or at in pairs.groups:
+        for at, (target_row, golden_row) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
+            if target_row < 0 or golden_row < 0 or kinds[0][target_row] != kinds[1][golden_row] or at in pairs.groups:
                 continue
             held: Ints | None = None
             cached = False
-            kind, role = kinds[0][mine], roles[0][mine]
-            if kind not in (TENSOR, VALUE) or (kind == VALUE and "float" not in str(dtypes[mine])):
+            kind, role = kinds[0][target_row], roles[0][target_row]
+            if kind not in (TENSOR, VALUE) or (kind == VALUE and "float" not in str(dtypes[target_row])):
                 continue  # lengths, flags and sizes follow the cut
-            if kind == TENSOR and (bookkeeping[mine] or self._by_keys(sides, (mine, theirs))):
-                mixed |= {ops[mine]} if role == INPUT else set()
+            if kind == TENSOR and (bookkeeping[target_row] or self._by_keys(sides, (target_row, golden_row))):
+                mixed |= {ops[target_row]} if role == INPUT else set()
                 continue
             if kind == TENSOR and role not in (PARAMETER, GRADIENT):
-                constant = self._constant(sides, (mine, theirs))
-                found = None if constant else self._gather(sides, (mine, theirs))
-                mixed |= {ops[mine]} if role == INPUT and not constant else set()
+                constant = self._constant(sides, (target_row, golden_row))
+                found = None if constant else self._gather(sides, (target_row, golden_row))
+                mixed |= {ops[target_row]} if role == INPUT and not constant else set()
                 if found is not None:
                     held, cached = found[:2]
-                    changes[0][mine], changes[1][theirs] = found[2:]
-                elif not constant or self._mixes(sides, (mine, theirs), mixed, made=role == OUTPUT):
+                    changes[0][target_row], changes[1][golden_row] = found[2:]
+                elif not constant or self._mixes(sides, (target_row, golden_row), mixed, made=role == OUTPUT):
                     self.left_out += 1
-                    self.partial.add(target.ops[ops[mine]])
+                    self.partial.add(target.ops[ops[target_row]])
                     continue
             if held is None:
-                for run, change, row in zip(sides, changes, (mine, theirs), strict=True):
+                for run, change, row in zip(sides, changes, (target_row, golden_row), strict=True):
                     change[row] = {"file": run.file(row, run.base), "shape": _text(run.shape(row, run.base))}
             good.append(at)
             self.held.append(held)
@@ -235,9 +235,9 @@ class TokenMatcher:
         """The tokens that a value holds on both sides, and what becomes of its two rows; None where no views fit."""
         options = [list(self._options(run, row, at)) for at, (run, row) in enumerate(zip(sides, rows, strict=True))]
         ways = [
-            (one + other, mine, theirs)
-            for (one, mine), (other, theirs) in product(*map(enumerate, options))
-            if mine.features == theirs.features
+            (one + other, target, golden)
+            for (one, target), (other, golden) in product(*map(enumerate, options))
+            if target.features == golden.features
         ]
         for _, *way in sorted(ways, key=lambda way: way[0]):
             chosen = self._choose((way[0].family, way[1].family), sides)
@@ -381,11 +381,11 @@ def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
     goes_on = any(one.past.any() for side in sides for one in side.passes)
     if totals[0] != totals[1] and not goes_on:
         return None
-    mine, theirs = _vectors(target), _vectors(golden)
-    known = None not in (*mine, *theirs) and totals[0] == totals[1]
+    target_stats, golden_stats = _vectors(target), _vectors(golden)
+    known = None not in (*target_stats, *golden_stats) and totals[0] == totals[1]
     coarse = any(run.table["dtype"].str.contains("float16").any() for side in sides for run in side.runs)
     within = 1e-2 if coarse else 1e-5  # statistics of 16-bit tensors are rounded to 16 bits
-    if known and np.allclose(np.array(mine, float), np.array(theirs, float), rtol=within, atol=1e-9):
+    if known and np.allclose(np.array(target_stats, float), np.array(golden_stats, float), rtol=within, atol=1e-9):
         pairs = align_tokens(target, golden)
         if pairs is not None:
             pairs.how = "their number and the statistics of their vectors"

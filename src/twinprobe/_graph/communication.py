@@ -180,9 +180,9 @@ def _key(call: Call, message: Message) -> Key:
     """What a call offers: its end of a transfer, or its part in the n-th collective of a group."""
     where = (call.source, call.step)
     if _is_transfer(message):
-        if message.api in _SENDS:
-            return (*where, SEND, call.rank, message.peer, message.nth)
-        return (*where, RECEIVE, message.peer, call.rank, message.nth)
+        is_sender = message.api in _SENDS
+        ends = (call.rank, message.peer) if is_sender else (message.peer, call.rank)
+        return (*where, SEND if is_sender else RECEIVE, *ends, message.nth)
     return (*where, message.api, message.group_id, message.peer, message.nth)
 
 
@@ -206,11 +206,6 @@ def _link(call: Call, message: Message, ends: dict[Key, list[Call]]) -> dict[str
 
 
 def _role(call: Call, message: Message) -> str:
-    if message.peer is None:
+    if message.peer is None or message.api not in _ROOT_SENDS | _ROOT_RECEIVES:
         return BOTH
-    at_root = call.rank == message.peer
-    if message.api in _ROOT_SENDS:
-        return SEND if at_root else RECEIVE
-    if message.api in _ROOT_RECEIVES:
-        return RECEIVE if at_root else SEND
-    return BOTH
+    return SEND if (call.rank == message.peer) == (message.api in _ROOT_SENDS) else RECEIVE

@@ -27,11 +27,8 @@ class TreeMatcher:
     def __init__(
         self, target: Tree, golden: Tree, match: Matcher, linked: Callable[[list[int]], None], *, same_ancestors: bool
     ) -> None:
-        self._target = target
-        self._golden = golden
-        self._match = match
-        self._linked = linked
-        self._same_ancestors = same_ancestors
+        self._target, self._golden = target, golden
+        self._match, self._linked, self._same_ancestors = match, linked, same_ancestors
 
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """The pairs of values whose nodes are linked."""

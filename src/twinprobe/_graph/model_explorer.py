@@ -59,9 +59,8 @@ def graph_nodes(run: Run) -> list[dict[str, Any]]:
             {"id": str(number), "attrs": [{"key": "dtype", "value": dtype}, {"key": "shape", "value": shape}]}
             for number, (dtype, shape) in enumerate(shapes[index])
         ]
-        edges = (
-            [{"sourceNodeId": nodes[-1]["id"], "sourceNodeOutputId": "0", "targetNodeInputId": "0"}] if nodes else []
-        )
+        edges = [{"sourceNodeId": node["id"], "sourceNodeOutputId": "0", "targetNodeInputId": "0"}
+                 for node in nodes[-1:]]  # fmt: skip
         nodes.append({"id": name, "label": label, "namespace": "/".join(parts), "incomingEdges": edges,
                       "attrs": [{"key": "call", "value": name}], "outputsMetadata": outputs})  # fmt: skip
     return nodes

@@ -240,12 +240,10 @@ def log_calls(picture: Picture) -> None:
         op, partner = side.tree.ops[node], side.link[node]
         if op < 0:
             continue
-        if partner < 0:
-            line = f"{side.tree.names[node]} <-> no counterpart"
-        else:
+        facts = "no counterpart"
+        if partner >= 0:
             error = values.error[op]
             size = "" if isnan(error) else f" relative error {error:.6g}"
             origin = f" ({values.origin[op]})" if values.origin[op] else ""
-            other = picture.golden.tree.names[partner]
-            line = f"{side.tree.names[node]} <-> {other}{size} {values.verdict(op) or 'no values'}{origin}"
-        sys.stderr.write(visible(line) + "\n")
+            facts = f"{picture.golden.tree.names[partner]}{size} {values.verdict(op) or 'no values'}{origin}"
+        sys.stderr.write(visible(f"{side.tree.names[node]} <-> {facts}") + "\n")

@@ -34,7 +34,7 @@ def repaired_parents(run: Run) -> Parents:
         if ".backward" in name:
             repaired[name] = _backward_parent(name, parent, known)
         elif parent is None and recomputing and run.stacks.of_op.get(name) in recomputing and is_module(name):
-            repaired[name] = turned(known.get(with_call(name, "0")), known)
+            repaired[name] = turned(known.get(first_call(name)), known)
         else:
             repaired[name] = parent
     _add_gradients(repaired, run.ops)
@@ -47,9 +47,14 @@ def forward_twin(name: str) -> str:
     return f"{head}.forward{tail}" if backward else name
 
 
-def with_call(name: str, call: str) -> str:
-    """The same module's call with another number."""
-    return f"{name.rpartition('.')[0]}.{call}"
+def first_call(name: str) -> str:
+    """The first call of the same module."""
+    return f"{name.rpartition('.')[0]}.0"
+
+
+def is_gradient(name: str) -> bool:
+    """Whether a name means the gradients of a module's parameters."""
+    return GRADIENTS in name and GRADIENTS in name.rsplit(".", 2)[-2:]
 
 
 def turned(parent: str | None, known: Parents) -> str | None:
@@ -59,17 +64,14 @@ def turned(parent: str | None, known: Parents) -> str | None:
     head, forward, tail = parent.rpartition(".forward")
     if not forward:
         return parent if parent in known else None
-    for name in (f"{head}.backward{tail}", f"{head}.backward.0"):
-        if name in known:
-            return name
-    return None
+    return next((name for name in (f"{head}.backward{tail}", f"{head}.backward.0") if name in known), None)
 
 
 def _backward_parent(name: str, parent: str | None, known: Parents) -> str | None:
     """The recorded one, unless there is none, its path says no, or the forward call lay deeper inside of it."""
     twin = forward_twin(name)
     if twin not in known and is_module(name):
-        twin = with_call(twin, "0")
+        twin = first_call(twin)
     better = turned(known.get(twin), known)
     if twin not in known or better == name:
         return parent
@@ -97,7 +99,7 @@ def _recomputes(frame: str) -> bool:
 
 def _add_gradients(parents: Parents, ops: list[str]) -> None:
     """Put the gradients of a module's parameters under its last backward, else its last forward."""
-    gradients = [name for name in ops if GRADIENTS in name and GRADIENTS in name.rsplit(".", 2)[-2:]]
+    gradients = [name for name in ops if is_gradient(name)]
     if not gradients:
         return
     last: dict[str, str] = {}
@@ -269,7 +271,7 @@ def call_sites(stacks: Stacks, tree: Tree) -> CallSites:
             twin = forward_twin(name)
             stack = stacks.of_op.get(twin)
             if stack is None and is_module(twin):
-                stack = stacks.of_op.get(with_call(twin, "0"))
+                stack = stacks.of_op.get(first_call(twin))
         number = known.get(stack)
         if number is None:
             frames = [] if stack is None else stacks.frames[stack]

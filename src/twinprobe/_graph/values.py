@@ -163,10 +163,7 @@ class ValueTexts:
     ) -> None:
         import polars as pl
 
-        self._run = run
-        self._style = style
-        self._more = more
-        self._instead = instead
+        self._run, self._style, self._more, self._instead = run, style, more, instead
         self._table = escaped_columns(run.table, _TEXTS)
         # What many values have in common (type, shape and the like) is spelled once for all of them: the text before
         # and after the numbers of each row. One that is no tensor has its value in between.
@@ -269,7 +266,9 @@ class MetricTexts:
         pairs = evidence.pairs.slice(start, end - start)
         columns: list[pl.Series | pl.Expr] = []
         if evidence.metrics is not None:
-            columns += self._tensor_metrics(evidence.metrics.slice(start, end - start))
+            metrics = evidence.metrics.slice(start, end - start)
+            texts = metric_columns(metrics.with_columns(escaped(metrics["status"])), self._style.number)
+            columns += [column.alias(title) for title, column in texts.items()]
         elif evidence.differences is not None:
             columns += self._differences(pairs, start, end)
         if self._style is DB:
@@ -320,10 +319,6 @@ class MetricTexts:
         ]
         titles = enumerate(RELATIVES.values())
         return columns + [shares[block * size : (block + 1) * size].alias(title) for block, title in titles]
-
-    def _tensor_metrics(self, metrics: pl.DataFrame) -> list[pl.Series]:
-        columns = metric_columns(metrics.with_columns(escaped(metrics["status"])), self._style.number)
-        return [column.alias(title) for title, column in columns.items()]
 
 
 def _words(case: NDArray[np.uint8]) -> pl.Series:

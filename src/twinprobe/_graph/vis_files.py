@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from twinprobe._graph.node_values import TASKS, TOOL_TIPS, drift_colours, drift_index, verdict_colours
-from twinprobe._graph.picture import (
-    DrawnRun,
-    Picture,
-    node_extras,
-    node_facts,
-    summary_facts,
-    summary_rows,
-)
+from twinprobe._graph.picture import DrawnRun, Picture, node_extras, node_facts, summary_facts, summary_rows
 from twinprobe._graph.read.db import OWN_SCHEMA, SCHEMA, database_uri
-from twinprobe._graph.tree import API, COLLECTION, MODULE, ROOT
+from twinprobe._graph.tree import API, COLLECTION, MODULE, ROOT, is_gradient
 from twinprobe._graph.values import DB, VIS, CallTexts, Style, json_list, quoted
 from twinprobe._report.console import json_bytes
-from twinprobe._runs.names import GRADIENTS
 from twinprobe._runs.run import DIGESTS, TENSORS, Run
 
 _INDEX = """
@@ -86,9 +78,7 @@ class GraphDb:
         graph, tree = f"{side.source}_{step}_{rank}", side.tree
         stacks = ((f"{graph}_{number}", json_list(frames)) for number, frames in enumerate(side.sites.frames))
         self._insert("tb_stack", 2, stacks)
-        place = [0] * len(tree)
-        for position, node in enumerate(tree.order):
-            place[node] = position
+        place = {node: position for position, node in enumerate(tree.order)}
 
         def links(nodes: list[int]) -> Iterable[str]:
             if other is None:
@@ -271,7 +261,7 @@ class _VisWriter:
                 while shown < len(silent) and silent[shown] < node:
                     yield silent[shown], "{}", "{}"
                     shown += 1
-                if not _is_gradient(side.tree.names[node]):
+                if not is_gradient(side.tree.names[node]):
                     yield node, inputs, outputs
         for node in silent[shown:]:
             yield node, "{}", "{}"
@@ -279,7 +269,7 @@ class _VisWriter:
     def _node(self, side: DrawnRun, other: DrawnRun | None, node: int, inputs: str, outputs: str) -> str:
         tree = side.tree
         name, above, partner = tree.names[node], tree.parents[node], side.link[node] if other is not None else -1
-        children = [tree.names[child] for child in tree.children[node] if not _is_gradient(tree.names[child])]
+        children = [tree.names[child] for child in tree.children[node] if not is_gradient(tree.names[child])]
         link = other.path_text(partner) if other is not None and partner >= 0 else "[]"
         upper = quoted(tree.names[above]) if above >= 0 else '"None"'
         micro_step = f'"micro_step_id":{tree.micro_steps[node]},' if above == 0 else ""
@@ -308,10 +298,6 @@ class _VisWriter:
         if side.overflow and side.overflow[node] is not None:
             data["overflow_level"] = side.overflow[node]
         return json.dumps(data)
-
-
-def _is_gradient(name: str) -> bool:
-    return GRADIENTS in name and GRADIENTS in name.rsplit(".", 2)[-2:]
 
 
 def add_rank_links(source: Path, target: Path, ends: dict[int, str]) -> None:

@@ -58,17 +58,17 @@ def write_culprits(path: Path, culprits: dict[str, list[Item]]) -> None:
 def _calls(ops: Sequence[str], pairs: pl.DataFrame, table: pl.DataFrame) -> Iterator[tuple[int, list[Item]]]:
     """The rows of each target call, in order; rows that only the golden run has belong to none."""
     facts = pairs.select("t_op", "t_role", "t_peer", "g_peer").iter_rows()
-    current: int | None = None
+    current = -1
     items: list[Item] = []
     for (op, role, t_peer, g_peer), row in zip(facts, table.iter_rows(named=True), strict=True):
         if op is None:
             continue
-        if op != current:
-            if current is not None:
-                yield current, items
-            current, items = op, []
+        if op != current and items:
+            yield current, items
+            items = []
+        current = op
         items.append(_item(row, ops[op], role, t_peer, g_peer))
-    if current is not None:
+    if items:
         yield current, items
 
 

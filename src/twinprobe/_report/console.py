@@ -124,13 +124,9 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
     for note in summary.notes:
         yield _text("note: ", "cyan").append(visible(note))
     yield _text("")
-    counts = [
-        f"{summary.rows:,} rows",
-        f"{summary.matched:,} matched",
-        f"{summary.target_only:,} only in target",
-        f"{summary.golden_only:,} only in golden",
-        *([f"{summary.unread:,} unreadable"] if summary.unread else []),
-    ]
+    counts = [f"{summary.rows:,} rows", f"{summary.matched:,} matched", f"{summary.target_only:,} only in target"]
+    counts.append(f"{summary.golden_only:,} only in golden")
+    counts += [f"{summary.unread:,} unreadable"] if summary.unread else []
     yield _text(_INDENT + dot.join(counts))
     line = _text(_INDENT)
     for verdict, (sign, plain_sign, style) in _SIGNS.items():
@@ -215,12 +211,10 @@ def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
 
 def _values(first: Divergence, missing: str) -> Iterator[Text]:
     """Both sides' values under each other's names, in aligned columns."""
-    names = list(dict.fromkeys([*first.target_values, *first.golden_values]))
-    rows = [("", "target", "golden")]
-    rows += [(name, first.target_values.get(name, missing), first.golden_values.get(name, missing)) for name in names]
-    shown = [tuple(visible(cell) for cell in row) for row in rows]
-    widths = [max(len(row[i]) for row in shown) for i in range(3)]
-    for i, (name, target, golden) in enumerate(shown if names else []):
+    rows = [(name, target or missing, golden or missing) for name, (target, golden) in first.values.items()]
+    shown = [tuple(map(visible, row)) for row in (("", "target", "golden"), *rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for i, (name, target, golden) in enumerate(shown if rows else []):
         line = _text(f"{_INDENT}{name:{widths[0]}}  ", "dim")
         style = "dim" if i == 0 else ("bold" if target != golden else "")
         yield line.append(f"{target:{widths[1]}}  {golden}", style)
@@ -263,8 +257,7 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
         console.print(f"[yellow]warning:[/yellow] {escape(visible(note))}")
     if len(notes) > _MOST_ROWS:
         console.print(f"... and {len(notes) - _MOST_ROWS} more warnings: see the summary")
-    folders = dict.fromkeys(_folder(path) for summary in summaries for path in summary.files)
-    for folder in folders:
+    for folder in dict.fromkeys(_folder(path) for summary in summaries for path in summary.files):
         console.print(f"results in {escape(visible(folder))}", soft_wrap=True)
 
 

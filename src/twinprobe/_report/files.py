@@ -49,12 +49,9 @@ def sweep(folder: Path) -> None:
     if removed:
         logger.warning("%s: removed a half-written file of a killed command: %s", shown, visible(listed(removed)))
     if foreign:
-        logger.warning(
-            "%s: a command on another machine, or before a restart, has not finished: %s "
-            "(kept; delete it if no such command runs any more)",
-            shown,
-            visible(listed(foreign)),
-        )
+        words = "a command on another machine, or before a restart, has not finished"
+        logger.warning("%s: %s: %s (kept; delete it if no such command runs any more)", shown, words,
+                       visible(listed(foreign)))  # fmt: skip
 
 
 def _content(path: Path) -> str:
@@ -280,7 +277,9 @@ def own_timestamp(folder: Path, wanted: str) -> Iterator[str]:
             if not _is_used(folder, stamp):
                 break
             claim.unlink(missing_ok=True)
-        claim, stamp = None, _next(stamp)
+        claim = None
+        with suppress(ValueError):  # no time at all: then it stays as it is
+            stamp = time.strftime(_FORMAT, time.localtime(time.mktime(time.strptime(stamp, _FORMAT)) + 1))
     try:
         yield stamp
     finally:
@@ -298,13 +297,6 @@ def _is_used(folder: Path, stamp: str) -> bool:
     return False
 
 
-def _next(stamp: str) -> str:
-    try:
-        return time.strftime(_FORMAT, time.localtime(time.mktime(time.strptime(stamp, _FORMAT)) + 1))
-    except ValueError:
-        return stamp
-
-
 # How result files are called.
 
 _TIMESTAMP = re.compile(r"\d{14}")
@@ -312,7 +304,7 @@ _TIMESTAMP = re.compile(r"\d{14}")
 
 def timestamp_now() -> str:
     """The local time as it stands in result names."""
-    return time.strftime("%Y%m%d%H%M%S")
+    return time.strftime(_FORMAT)
 
 
 def result_stem(timestamp: str, rank_folder: str = "", *, debug: bool = False) -> str:

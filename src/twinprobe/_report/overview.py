@@ -6,6 +6,7 @@ import html
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,12 @@ class Cell:
             return "failed"
         return next((name for name in ("error", "warning") if self.summary.verdicts.get(name)), "pass")
 
+    @property
+    def words(self) -> str:
+        """Why it failed, or where its runs part; empty where they do not."""
+        first = self.summary.first if self.summary is not None else None
+        return f"{first.op}: {first.sentence}" if first else self.failure
+
 
 @dataclass
 class Overview:
@@ -80,32 +87,23 @@ def write_overview(overview: Overview, folder: Path) -> list[Path]:
 
 def fill_page(overview: Overview, path: Path) -> None:
     """Write the page to exactly this path."""
-    counts = count_cells(overview.cells)
+    steps, ranks = ({getattr(cell.place, key) for cell in overview.cells} for key in ("step", "rank"))
     data = {
         "target": visible(overview.target),
         "golden": visible(overview.golden),
         "dataset": visible(overview.dataset),
         "verdicts": VERDICTS,
-        "counts": counts,
+        "counts": count_cells(overview.cells),
         "finished": overview.finished,
         "findings": [visible(text) for text in overview.findings],
         "notes": [visible(text) for text in (*overview.lost, *overview.notes)],
         "cells": [_shown(cell) for cell in overview.cells],
-    }
-    steps, ranks = ({getattr(cell.place, key) for cell in overview.cells} for key in ("step", "rank"))
-    data |= {
         "noun": "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else "places",
         "groups": _groups(overview.cells),
         "reports": [_report_of(cell, path.parent) for cell in overview.cells],
     }
-    fill(
-        path,
-        asset("map.html"),
-        title=page_title(overview.cells),
-        style=asset("map.css"),
-        script=asset("map.js"),
-        data=data,
-    )
+    title, style, script = page_title(overview.cells), asset("map.css"), asset("map.js")
+    fill(path, asset("map.html"), title=title, style=style, script=script, data=data)
 
 
 def page_title(cells: Sequence[Cell]) -> str:
@@ -113,10 +111,9 @@ def page_title(cells: Sequence[Cell]) -> str:
     counts, steps, ranks = count_cells(cells), {c.place.step for c in cells}, {c.place.rank for c in cells}
     several = f"results ({len(ranks):,} ranks, {len(steps):,} steps)"
     noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else several
-    parts = [f"{counts['error']:,} with errors" if counts["error"] else "",
-             f"{counts['warning']:,} with warnings" if counts["warning"] else "",
-             f"{counts['failed']:,} not compared" if counts["failed"] else ""]  # fmt: skip
-    return f"TwinProbe: {len(cells):,} {noun}: " + (", ".join(part for part in parts if part) or "all pass")
+    words = {"error": "with errors", "warning": "with warnings", "failed": "not compared"}
+    parts = [f"{counts[verdict]:,} {text}" for verdict, text in words.items() if counts[verdict]]
+    return f"TwinProbe: {len(cells):,} {noun}: " + (", ".join(parts) or "all pass")
 
 
 def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
@@ -132,10 +129,7 @@ def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
     groups = []
     for (verdict, _), same in sorted(same_words.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
         worst = max(same, key=lambda cell: cell.times or 0.0)
-        words = worst.failure
-        if worst.summary is not None and worst.summary.first is not None:
-            words = f"{worst.summary.first.op}: {worst.summary.first.sentence}"
-        groups.append([verdict, _places(same), visible(words), len(same), cells.index(worst)])
+        groups.append([verdict, _places(same), visible(worst.words), len(same), cells.index(worst)])
     return groups
 
 
@@ -267,18 +261,14 @@ def lost_of(dataset: Path, step: int | None = None) -> list[str]:
 
 def count_cells(cells: Sequence[Cell]) -> dict[str, int]:
     """How many cells have which verdict."""
-    counts = dict.fromkeys(VERDICTS, 0)
-    for cell in cells:
-        counts[cell.verdict] += 1
-    return counts
+    return dict.fromkeys(VERDICTS, 0) | Counter(cell.verdict for cell in cells)
 
 
 def _document(overview: Overview) -> dict[str, Any]:
     cells = overview.cells
-    totals = dict.fromkeys(("pass", "warning", "error"), 0)
+    totals: Counter[str] = Counter({"pass": 0, "warning": 0, "error": 0})
     for cell in cells:
-        for name, count in (cell.summary.verdicts if cell.summary else {}).items():
-            totals[name] = totals.get(name, 0) + count
+        totals.update(cell.summary.verdicts if cell.summary else {})
     return {
         "target": overview.target,
         "golden": overview.golden,
@@ -289,7 +279,7 @@ def _document(overview: Overview) -> dict[str, Any]:
         "steps": sorted({cell.place.step for cell in cells}),
         "rows": sum(cell.summary.rows for cell in cells if cell.summary),
         "unread": sum(cell.summary.unread for cell in cells if cell.summary),
-        "verdicts": totals,
+        "verdicts": dict(totals),
         "cells": count_cells(cells),
         "first": overview.findings,
         "map": [_entry(cell) for cell in cells],
@@ -303,8 +293,7 @@ def _entry(cell: Cell) -> dict[str, Any]:
     entry |= {"step": cell.place.step, "rank": cell.place.rank, "name": cell.name, "verdict": cell.verdict}
     if cell.summary is None:
         return entry | {"reason": cell.failure}
-    first = cell.summary.first
-    summary = cell.summary
+    summary, first = cell.summary, cell.summary.first
     entry |= {"rows": summary.rows, "matched": summary.matched, "unread": summary.unread, **summary.verdicts}
     if cell.times is not None:
         entry["times"] = cell.times
@@ -313,14 +302,10 @@ def _entry(cell: Cell) -> dict[str, Any]:
 
 def _shown(cell: Cell) -> list[Any]:
     """A cell as the page wants it: mode, step, rank, verdict, errors, warnings, words, times noise."""
-    place, summary = cell.place, cell.summary
-    words = cell.failure
-    counts = (0, 0)
-    if summary is not None:
-        words = f"{summary.first.op}: {summary.first.sentence}" if summary.first else ""
-        if summary.unread and not words:
-            words = unread_rows(summary.unread)
-        counts = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
+    place, summary, words = cell.place, cell.summary, cell.words
+    if summary is not None and summary.unread and not words:
+        words = unread_rows(summary.unread)
+    counts = [summary.verdicts.get(name, 0) if summary else 0 for name in ("error", "warning")]
     times = cell.times if cell.times is not None and math.isfinite(cell.times) else None
     return [place.mode, place.step, place.rank, VERDICTS.index(cell.verdict), *counts, visible(words), times]
 
@@ -391,14 +376,8 @@ def fill_curves(compared: StepsComparison, path: Path) -> None:
         "trends": [_curves(trend, every) for trend in chosen],
     }
     title = html.escape(shorten(visible(f"TwinProbe: {compared.parting.sentence}"), 200, placeholder=" …"))
-    fill(
-        path,
-        asset("steps.html"),
-        title=title,
-        style=asset("steps.css"),
-        script=asset("steps.js") + asset("chinese.js"),
-        data=data,
-    )
+    script = asset("steps.js") + asset("chinese.js")
+    fill(path, asset("steps.html"), title=title, style=asset("steps.css"), script=script, data=data)
 
 
 def _curves(trend: Trend, every: int) -> dict[str, Any]:

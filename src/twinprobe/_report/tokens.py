@@ -298,16 +298,10 @@ def _fill_page(findings: TokenFindings, path: Path) -> None:
     state = "first" if differing.height else "first good"
     body = [panel("Token by token", "".join(f"<p>{shown(line)}</p>" for line in lines), state)]
     if modules:
-        key = (
-            ("h0", "within noise"),
-            ("h1", "up to 10 times"),
-            ("h2", "up to 100 times"),
-            ("h3", "up to 10,000 times"),
-            ("h4", "more"),
-        )
+        key = ("within noise", "up to 10 times", "up to 100 times", "up to 10,000 times", "more")
         marks = "".join(
-            f'<span><svg width="12" height="12"><rect class="{name}" width="12" height="12"/></svg> {text}</span>'
-            for name, text in key
+            f'<span><svg width="12" height="12"><rect class="h{level}" width="12" height="12"/></svg> {text}</span>'
+            for level, text in enumerate(key)
         )
         hint = '<p class="hint">A row for each module in the order of the calls, a column for each token.</p>'
         picture = f'<div class="scroll" tabindex="0">{_strips(table, modules)}</div>'

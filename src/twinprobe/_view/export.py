@@ -114,15 +114,8 @@ def _graph(workspace: Workspace, key: dict[str, str]) -> tuple[dict[str, Any], i
             stacks: dict[str, int] = {}
             found = {side: _side(scene, side, wanted[side], stacks) for side in scene.sides}
             total = sum(len(workspace.overview(scene, side).order) for side in scene.sides)
-            parting = first(workspace, scene, asked)
-            graph = {
-                "step": scene.step,
-                "rank": scene.rank,
-                **parting,
-                "growth": growth(scene.graph),
-                "stacks": list(stacks),
-                **found,
-            }
+            graph = {"step": scene.step, "rank": scene.rank, **first(workspace, scene, asked),
+                     "growth": growth(scene.graph), "stacks": list(stacks), **found}  # fmt: skip
             return graph, sum(len(part["nodes"]) for part in found.values()), total
     except IndexingError:
         return _graph(workspace, key)
@@ -195,11 +188,5 @@ def _page(data: bytes, *, title: str) -> str:
     script = "\n" + bundle((STATIC, SHARED), "start.js")
     style = "".join(file.read_text(encoding="utf-8") for file in (STATIC / "style.css", SHARED / "tensor.css"))
     packed = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
-    return _PAGE.format(
-        title=escape(title),
-        data=packed,
-        script=script,
-        style=style,
-        script_hash=digest(script),
-        style_hash=digest(style),
-    )
+    hashes = {"script_hash": digest(script), "style_hash": digest(style)}
+    return _PAGE.format(title=escape(title), data=packed, script=script, style=style, **hashes)

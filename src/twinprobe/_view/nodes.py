@@ -153,16 +153,14 @@ class Matches:
 
 def load_matches(path: Path, key: str) -> Matches:
     """The matches of one graph of a file."""
-    stored = _read(path).graphs.get(key, _Stored())
-    return Matches(dict(stored.added), set(stored.removed))
+    return _matches(_read(path), key)
 
 
 def change_matches(path: Path, key: str, edit: Callable[[Matches], None]) -> Matches:
     """Read, edit and write under a lock; returns what now holds."""
     with _lock:
         file = _read(path)
-        stored = file.graphs.get(key, _Stored())
-        matches = Matches(dict(stored.added), set(stored.removed))
+        matches = _matches(file, key)
         edit(matches)
         file.graphs[key] = _Stored(matches.added, sorted(matches.removed))
         content = msgspec.json.format(msgspec.json.encode(file), indent=1)
@@ -174,6 +172,11 @@ def change_matches(path: Path, key: str, edit: Callable[[Matches], None]) -> Mat
             with replacing(cached) as temporary:
                 temporary.write_bytes(content)
         return matches
+
+
+def _matches(file: _File, key: str) -> Matches:
+    stored = file.graphs.get(key, _Stored())
+    return Matches(dict(stored.added), set(stored.removed))
 
 
 def _places(path: Path) -> tuple[Path, Path]:
@@ -299,12 +302,8 @@ class Scene:
             "match": match,
             "manual": self.matches.is_manual(side, name),
             "comm": bool(row["matched_distributed"]) and row["matched_distributed"] not in ("{}", "[]"),
-            "error": extra.get("error"),
-            "verdict": extra.get("verdict"),
-            "origin": extra.get("origin"),
             "by": extra.get("matched_by"),
-            "expected": extra.get("expected"),
-            "times": extra.get("times"),
+            **{key: extra.get(key) for key in ("error", "verdict", "origin", "expected", "times")},
             "value": row.get("value", extra.get("error")),
         }
         return {key: value for key, value in node.items() if value is not None and value is not False and value != ""}

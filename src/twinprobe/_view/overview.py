@@ -110,10 +110,9 @@ def read_overview(config: Config, graph: Graph, side: str) -> Overview:
                 levels[precision] = level
         rows.append((order, level, _OVERFLOWS.index(overflow) + 1 if overflow in _OVERFLOWS else 0, unmatched,
                      micro if isinstance(micro, int) else 0, str(kind) != "1", leaf))  # fmt: skip
-    table = np.array(rows, dtype=np.int64).reshape(-1, 7)
-    return Overview(table[:, 0].copy(), table[:, 1].astype(np.int8), table[:, 2].astype(np.int8),
-                    table[:, 3].astype(bool), table[:, 4].astype(np.int32), table[:, 5].astype(bool),
-                    table[:, 6].astype(bool))  # fmt: skip
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+    kinds = (np.int64, np.int8, np.int8, np.bool_, np.int32, np.bool_, np.bool_)
+    return Overview(*(column.astype(kind) for column, kind in zip(columns, kinds, strict=True)))
 
 
 def read_metric(graph: Graph, metric: str, overview: Overview) -> Floats:
@@ -234,9 +233,8 @@ def first_known(scene: Scene) -> dict[str, Any] | None:
     if not summary.get("first_node"):
         return None
     node = scene.graph.node(TARGET, summary["first_node"])
-    if node is None:
-        return None
-    return _report(scene, node["node_name"], summary.get("first_sentence", ""), summary.get("first_stack", ""))
+    sentence, stack = summary.get("first_sentence", ""), summary.get("first_stack", "")
+    return _report(scene, node["node_name"], sentence, stack) if node is not None else None
 
 
 def first_of(scene: Scene, places: Orders) -> dict[str, Any] | None:

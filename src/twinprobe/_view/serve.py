@@ -58,9 +58,7 @@ class Guard:
     """Lets in only requests that were meant for this server: by the name they use and, from outside, by a token."""
 
     def __init__(self, app: ViewApp, *, host: str, token: str) -> None:
-        self._app = app
-        self._host = host
-        self._token = token
+        self._app, self._host, self._token = app, host, token
         self.port = 0
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -134,13 +132,11 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _same_origin(request: Request) -> bool:
-    if request.method in ("GET", "HEAD"):
-        return True
     origin = request.headers.get("Origin")
-    return origin is None or origin.split("://", 1)[-1] == request.headers.get("Host")
+    matches = origin is None or origin.split("://", 1)[-1] == request.headers.get("Host")
+    return matches or request.method in ("GET", "HEAD")
 
 
 def _refusal(text: str, status: int) -> Response:
-    response = Response(text, status, content_type="text/plain; charset=utf-8")
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    return response
+    headers = {"X-Content-Type-Options": "nosniff"}
+    return Response(text, status, content_type="text/plain; charset=utf-8", headers=headers)

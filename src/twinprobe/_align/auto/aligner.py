@@ -8,7 +8,7 @@ from twinprobe._align.auto.alignment import Alignment, Alone, Relation, mirrored
 from twinprobe._align.auto.rule_calls import link_calls, link_results
 from twinprobe._align.auto.rule_containers import link_branches, link_containers, link_residuals
 from twinprobe._align.auto.rule_layers import link_layers, link_only_ones, link_wholes
-from twinprobe._align.auto.tree import ROOT, CallTree, Facts, call_tree
+from twinprobe._align.auto.tree import ROOT, Facts, call_tree
 from twinprobe._align.auto.workspace import GIVEN, Link, Workspace
 from twinprobe._align.calls import Side
 from twinprobe._align.links import NONE
@@ -43,7 +43,8 @@ class _Reasons:
         if not tree.is_module[node]:
             return self._why_call(node)
         if self._facts.is_layer[node]:
-            return f"no free layer at this place fits{self._weights(node)}"
+            shapes = " ".join(str(self._facts.prints.shape_text[row]) for row in self._facts.weights[node])
+            return "no free layer at this place fits" + (f" its weights {shapes}" if shapes else "")
         if self._encloses[node]:
             return "a level of its own: no module of the other run encloses the same layers"
         return "nothing of the kind ran at this place"
@@ -60,10 +61,6 @@ class _Reasons:
         if parent != ROOT and not self._other.tree.is_module[partner]:
             return "inside a module that is paired with one call of the other run"
         return f"no free call of {family} at this place"
-
-    def _weights(self, node: int) -> str:
-        shapes = [self._facts.prints.shape_text[row] for row in self._facts.weights[node]]
-        return f" its weights {' '.join(str(shape) for shape in shapes)}" if shapes else ""
 
 
 Rule = Callable[[Workspace], None]
@@ -99,10 +96,9 @@ def align_sides(
     if _order(golden) < _order(target):
         turned = [(other, one) for one, other in known]
         return mirrored(align_sides(golden, target, turned, by_results=by_results))
-    trees = call_tree(target), call_tree(golden)
-    work = Workspace(Facts(trees[0]), Facts(trees[1]))
+    work = Workspace(Facts(call_tree(target)), Facts(call_tree(golden)))
     _give(work, known)
-    _note_gaps(work, trees)
+    _note_gaps(work)
     for rule in RULES:
         if not work.hopeless and (by_results or rule is not link_results):
             rule(work)
@@ -115,17 +111,15 @@ def _order(side: Side) -> tuple[int, str, list[str]]:
 
 
 def _give(work: Workspace, known: Sequence[tuple[str, str]]) -> None:
-    if not known:
-        return
     numbers = [{name: node for node, name in enumerate(facts.tree.name)} for facts in (work.target, work.golden)]
     for one, other in known:
         if one in numbers[0] and other in numbers[1]:
             work.link(Link((numbers[0][one],), (numbers[1][other],), GIVEN, "", 1.0))
 
 
-def _note_gaps(work: Workspace, trees: tuple[CallTree, CallTree]) -> None:
-    for tree, facts in zip(trees, (work.target, work.golden), strict=True):
-        path = tree.side.run.path
+def _note_gaps(work: Workspace) -> None:
+    for facts in (work.target, work.golden):
+        tree, path = facts.tree, facts.tree.side.run.path
         if not tree.has_hierarchy:
             what = "modules are nested by their paths" if tree.modules else "API calls are aligned in order"
             work.notes.append(f"{path}: there is no construct.json with the hierarchy; {what}")

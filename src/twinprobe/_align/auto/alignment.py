@@ -15,7 +15,7 @@ import numpy as np
 
 from twinprobe._align.mapping.layer_tree import TOP
 from twinprobe._runs.json_pieces import PIECE, Bytes, FileBlocks, memory_budget, pieces_of, text_bytes
-from twinprobe._runs.names import FORWARD, OpName, parse_op
+from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe.errors import BadInput
 
 # What a relation says about its two sides.
@@ -83,11 +83,6 @@ class Alignment:
         """Relations that a person should look at, the least sure first."""
         found = [relation for relation in self.relations if relation.confidence < DOUBTFUL]
         return sorted(found, key=lambda relation: relation.confidence)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing could be aligned."""
-        return not self.relations
 
 
 def mirrored(alignment: Alignment) -> Alignment:
@@ -306,8 +301,8 @@ def layer_rules(alignment: Alignment) -> LayerRules:
     result = LayerRules()
     pairs = _module_pairs(alignment, result)
     votes: dict[tuple[str, str], Counter[str]] = {}
-    for path, pair in pairs.items():
-        cls, mine, theirs = _rule(path, pair.golden, pairs)
+    for path, (golden, _) in pairs.items():
+        cls, mine, theirs = _rule(path, golden, pairs)
         votes.setdefault((cls, mine), Counter())[theirs] += 1
     for (cls, mine), names in sorted(votes.items(), key=lambda item: (item[0][0] != TOP, item[0])):
         theirs = names.most_common(1)[0][0]
@@ -319,56 +314,44 @@ def layer_rules(alignment: Alignment) -> LayerRules:
     return result
 
 
-@dataclass(frozen=True)
-class _Pair:
-    golden: str
-    cls: str
-
-
-def _module_pairs(alignment: Alignment, result: LayerRules) -> dict[str, _Pair]:
-    """Path of a target module -> its partner's path, for modules that are paired one to one."""
-    pairs: dict[str, _Pair] = {}
+def _module_pairs(alignment: Alignment, result: LayerRules) -> dict[str, tuple[str, str]]:
+    """Path of a target module -> its partner's path and its own class, for modules that are paired one to one."""
+    pairs: dict[str, tuple[str, str]] = {}
     for relation in alignment.relations:
         names = [parse_op(name) for name in (*relation.target, *relation.golden)]
-        if not all(name.is_module and name.direction == FORWARD for name in names):
-            if any(name.is_module for name in names):
-                result.left_out.append(_described(relation))
-            continue
-        if not relation.one_to_one:
+        if relation.one_to_one and all(name.is_module and name.direction == FORWARD for name in names):
+            known, _ = pairs.setdefault(names[0].body, (names[1].body, names[0].cls))
+            if known != names[1].body:
+                result.left_out.append(f"{_described(relation)} (another call of it belongs to {known})")
+        elif any(name.is_module for name in names):
             result.left_out.append(_described(relation))
-            continue
-        pair = _Pair(names[1].body, names[0].cls)
-        known = pairs.setdefault(names[0].body, pair)
-        if known.golden != pair.golden:
-            result.left_out.append(f"{_described(relation)} (another call of it belongs to {known.golden})")
     return pairs
 
 
 def _described(relation: Relation[str]) -> str:
-    shown = [" + ".join(_short(parse_op(name)) for name in side) for side in (relation.target, relation.golden)]
-    return f"{relation.kind}: {shown[0]} is {shown[1]}"
+    target, golden = (
+        " + ".join(op.body if op.is_module else op.text for op in map(parse_op, side))
+        for side in (relation.target, relation.golden)
+    )
+    return f"{relation.kind}: {target} is {golden}"
 
 
-def _short(name: OpName) -> str:
-    return name.body if name.is_module else name.text
-
-
-def _rule(path: str, other: str, pairs: dict[str, _Pair]) -> tuple[str, str, str]:
+def _rule(path: str, other: str, pairs: dict[str, tuple[str, str]]) -> tuple[str, str, str]:
     """The class whose rule renames the way to this module, and that way on both sides."""
     above = path
     while "." in above:
         above = above.rpartition(".")[0]
-        around = pairs.get(above)
-        if around is not None and (other + ".").startswith(around.golden + ".") and other != around.golden:
-            return around.cls, *_trimmed(path[len(above) + 1 :], other[len(around.golden) + 1 :])
+        golden, cls = pairs.get(above, ("", ""))
+        if golden and other.startswith(golden + "."):
+            return cls, *_trimmed(path[len(above) + 1 :], other[len(golden) + 1 :])
     return TOP, *_trimmed(path, other)
 
 
-def _trimmed(mine: str, theirs: str) -> tuple[str, str]:
+def _trimmed(target: str, golden: str) -> tuple[str, str]:
     """Without equal numbers at the end, so that one rule holds for a whole stack of layers."""
-    while "." in mine and "." in theirs:
-        one, other = mine.rpartition("."), theirs.rpartition(".")
+    while "." in target and "." in golden:
+        one, other = target.rpartition("."), golden.rpartition(".")
         if not one[2].isdecimal() or one[2] != other[2]:
             break
-        mine, theirs = one[0], other[0]
-    return mine, theirs
+        target, golden = one[0], other[0]
+    return target, golden

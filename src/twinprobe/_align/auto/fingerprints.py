@@ -102,13 +102,10 @@ class Prints:
 
 def _first(starts: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The first chosen row of each call; -1 where it has none."""
-    rows = np.flatnonzero(chosen)
-    if not len(rows):
-        return np.full(len(starts) - 1, NONE, dtype=np.int64)
-    at = np.searchsorted(rows, starts[:-1])
-    found = rows[np.minimum(at, len(rows) - 1)]
-    inside = (at < len(rows)) & (found < starts[1:])
-    return np.where(inside, found, NONE)
+    first = np.full(len(starts) - 1, NONE, dtype=np.int64)
+    rows = np.flatnonzero(chosen)[::-1]  # of several values for one place numpy keeps the last
+    first[np.searchsorted(starts, rows, side="right") - 1] = rows
+    return first
 
 
 def merged(stats: Array, sizes: Array) -> tuple[float, float, float, float]:

@@ -115,11 +115,11 @@ class LayerScores:
 
     def values(self, rows: Array, columns: Array) -> Array:
         """What the statistics of parameters, inputs and outputs add."""
-        mine, theirs = self._target, self._golden
+        target, golden = self._target, self._golden
         total: Array = np.zeros(())
         for name, worth in _EQUAL.items():
-            agree, known = statistics_agree(mine.stats[name], theirs.stats[name], rows, columns)
-            same = worth_of(agree, mine.prints, mine.rows[name][rows], theirs.prints, theirs.rows[name][columns])
+            agree, known = statistics_agree(target.stats[name], golden.stats[name], rows, columns)
+            same = worth_of(agree, target.prints, target.rows[name][rows], golden.prints, golden.rows[name][columns])
             total = total + worth * same
             if name == "weight":
                 total = total + np.where(known & ~agree, _UNEQUAL_WEIGHTS * self._share, 0.0)
@@ -128,23 +128,23 @@ class LayerScores:
 
 def shared_weights(target: Units, golden: Units) -> float:
     """The share of the target's weights (of the smaller side's) whose statistics occur on the other side, 0 to 1."""
-    mine, theirs = _known_weights(target), _known_weights(golden)
-    if len(mine) < 2 or len(theirs) < 2:
+    fewer, more = _known_weights(target), _known_weights(golden)
+    if len(fewer) < 2 or len(more) < 2:
         return 0.0
-    if len(mine) > len(theirs):
-        mine, theirs = theirs, mine
-    order = np.lexsort((theirs[:, 3], theirs[:, 4]))
-    theirs = theirs[order]
+    if len(fewer) > len(more):
+        fewer, more = more, fewer
+    order = np.lexsort((more[:, 3], more[:, 4]))
+    more = more[order]
     hits = 0
-    mine = mine[:: max(1, len(mine) // _SAMPLE)]
-    for row in mine:
-        first, last = np.searchsorted(theirs[:, 4], [row[4], np.nextafter(row[4], np.inf)])
-        norms = theirs[first:last, 3]
+    fewer = fewer[:: max(1, len(fewer) // _SAMPLE)]
+    for row in fewer:
+        first, last = np.searchsorted(more[:, 4], [row[4], np.nextafter(row[4], np.inf)])
+        norms = more[first:last, 3]
         begin = first + np.searchsorted(norms, row[3] * (1 - SAME_NORM))
         end = first + np.searchsorted(norms, row[3] * (1 + SAME_NORM), side="right")
         near = np.arange(begin, min(end, begin + 64))
-        hits += bool(len(near)) and bool(statistics_agree(row[None], theirs, np.zeros(1, np.int64), near)[0].any())
-    return hits / len(mine)
+        hits += bool(len(near)) and bool(statistics_agree(row[None], more, np.zeros(1, np.int64), near)[0].any())
+    return hits / len(fewer)
 
 
 def _known_weights(units: Units) -> Array:
@@ -160,19 +160,20 @@ class _Table:
     def __init__(
         self, target: Sequence[Hashable], golden: Sequence[Hashable], score: Callable[[Any, Any], float]
     ) -> None:
-        mine, self._rows = distinct(target)
-        theirs, self._columns = distinct(golden)
-        if len(mine) * len(theirs) <= _MOST_COMBINATIONS:
-            self._scores = np.array([[score(one, other) for other in theirs] for one in mine], dtype=np.float32)
+        target_values, self._rows = distinct(target)
+        golden_values, self._columns = distinct(golden)
+        if len(target_values) * len(golden_values) <= _MOST_COMBINATIONS:
+            self._scores = np.array(
+                [[score(one, other) for other in golden_values] for one in target_values], dtype=np.float32
+            )
             self._both: dict[Hashable, int] = {}
         else:
             # Too many to try: only equal ones score.
             self._scores = np.zeros((0, 0), dtype=np.float32)
-            self._both = {value: at for at, value in enumerate(dict.fromkeys([*mine, *theirs]))}
-            equal = np.array([score(value, value) for value in self._both], dtype=np.float32)
-            self._equal = equal
-            self._rows = np.array([self._both[value] for value in mine])[self._rows]
-            self._columns = np.array([self._both[value] for value in theirs])[self._columns]
+            self._both = {value: at for at, value in enumerate(dict.fromkeys([*target_values, *golden_values]))}
+            self._equal = np.array([score(value, value) for value in self._both], dtype=np.float32)
+            self._rows = np.array([self._both[value] for value in target_values])[self._rows]
+            self._columns = np.array([self._both[value] for value in golden_values])[self._columns]
 
     def __call__(self, rows: Array, columns: Array) -> Array:
         at, to = self._rows[rows], self._columns[columns]
@@ -277,10 +278,10 @@ _TABLE = 1_000_000
 class SortCells:
     """How well the sorts of two calls fit: each two sorts that meet in a cell asked for are looked at once."""
 
-    def __init__(self, mine: Sequence[int], theirs: Sequence[int], fit: Callable[[int, int], float]) -> None:
+    def __init__(self, target: Sequence[int], golden: Sequence[int], fit: Callable[[int, int], float]) -> None:
         self._fit = fit
-        self._rows, self._row_of = np.unique(mine, return_inverse=True)
-        self._columns, self._column_of = np.unique(theirs, return_inverse=True)
+        self._rows, self._row_of = np.unique(target, return_inverse=True)
+        self._columns, self._column_of = np.unique(golden, return_inverse=True)
         size = len(self._rows) * len(self._columns)
         self._known: NDArray[np.float64] | None = np.full(size, np.nan) if size <= _TABLE else None
 
@@ -335,12 +336,12 @@ def values_fit(target: Facts, node: int, golden: Facts, other: int) -> tuple[flo
     """What sizes and values of inputs and outputs say, and whether the outputs hold equal values."""
     score = 0.0
     same_output = False
-    for mine, theirs, worth, size in (
+    for target_row, golden_row, worth, size in (
         (target.input_row(node), golden.input_row(other), _EQUAL_MODULE_INPUT, 0.5),
         (target.output_row(node), golden.output_row(other), _EQUAL_MODULE_OUTPUT, 0.75),
     ):
-        score += size * like_sizes(target.prints.shape(mine), golden.prints.shape(theirs))
-        if row_values_agree(target.prints, mine, golden.prints, theirs):
-            score += worth * float(same_values(target.prints, [mine], golden.prints, [theirs])[0, 0])
+        score += size * like_sizes(target.prints.shape(target_row), golden.prints.shape(golden_row))
+        if row_values_agree(target.prints, target_row, golden.prints, golden_row):
+            score += worth * float(same_values(target.prints, [target_row], golden.prints, [golden_row])[0, 0])
             same_output = worth == _EQUAL_MODULE_OUTPUT
     return score, same_output

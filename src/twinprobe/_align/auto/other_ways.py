@@ -54,9 +54,8 @@ class _OtherWays:
             if NONE not in (row, other) and place not in pairs.groups
             and (among is not None or pairs.rule[place].startswith("auto"))
         }  # fmt: skip
-        self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(
-            list
-        )  # value -> calls that take it, and as what
+        # Value -> calls that take it, and as what.
+        self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         self._inside: dict[int, list[int]] = defaultdict(list)
         self._number: dict[int, int] = {}
         for op, direction in enumerate(self._side.direction):

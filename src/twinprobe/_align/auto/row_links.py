@@ -81,14 +81,14 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
             taken.add(other)
     groups: Groups = {}
     hidden: set[int] = set()
-    for mine, theirs, rule in links.groups:
-        if all(partners[row] == NONE for row in mine) and taken.isdisjoint(theirs):
-            partners[mine[0]], rules[mine[0]] = theirs[0], f"{rule}, {MERGED}"
-            groups[mine[0]] = mine, theirs
-            taken.update(theirs)
-            hidden.update(theirs[1:])
-            for row in mine[1:]:
-                rules[row] = f"{rule}, part of the row of {board.target.names[mine[0]]}"
+    for target, golden, rule in links.groups:
+        if all(partners[row] == NONE for row in target) and taken.isdisjoint(golden):
+            partners[target[0]], rules[target[0]] = golden[0], f"{rule}, {MERGED}"
+            groups[target[0]] = target, golden
+            taken.update(golden)
+            hidden.update(golden[1:])
+            for row in target[1:]:
+                rules[row] = f"{rule}, part of the row of {board.target.names[target[0]]}"
     found = from_partners(partners, board.golden.run.table.height, rules, pairs.notes)
     _name_parts(board, found, links.call_groups)
     shown = [
@@ -115,33 +115,33 @@ def link_left_inputs(board: Board, pairs: Pairs, links: RowLinks, prints: tuple[
     for op, other in enumerate(board.partner):
         if other == NONE or board.target.direction[op] != FORWARD or not board.target.head_of[op].is_module:
             continue
-        mine = [row for row in prints[0].rows(op, INPUT) if row not in matched[0]]
-        theirs = [row for row in prints[1].rows(other, INPUT) if row not in matched[1]]
-        if not mine or not theirs:
+        target = [row for row in prints[0].rows(op, INPUT) if row not in matched[0]]
+        golden = [row for row in prints[1].rows(other, INPUT) if row not in matched[1]]
+        if not target or not golden:
             continue
-        for row in mine:
-            fitting = [at for at in theirs if _fits(prints, row, at)]
-            rivals = [at for at in mine if fitting and _fits(prints, at, fitting[0])]
+        for row in target:
+            fitting = [at for at in golden if _fits(prints, row, at)]
+            rivals = [at for at in target if fitting and _fits(prints, at, fitting[0])]
             if len(fitting) == 1 and len(rivals) == 1:
                 links.pairs[row] = fitting[0], f"{board.rule[op]}, input of these values"
 
 
 def link_group(
-    links: RowLinks, flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[int], rule: str
+    links: RowLinks, flows: tuple[Flow, Flow], target: Sequence[int], golden: Sequence[int], rule: str
 ) -> None:
     """Calls that are equal in meaning: what enters them and what leaves them, there and back."""
-    entering, leaving, joined = group_rows(flows, mine, theirs)
+    entering, leaving, joined = group_rows(flows, target, golden)
     if not leaving and not joined:
         return
-    if _meet_around(flows, mine[-1], theirs[-1]):
+    if _meet_around(flows, target[-1], golden[-1]):
         # Modules around give the same: what differs is another way there, -inf in a mask and a low number.
         leaving, entering = (
             [pair for pair in rows if row_values_agree(flows[0].prints, pair[0], flows[1].prints, pair[1]) is not False]
             for rows in (leaving, entering)
         )
     links.groups += [(parts, others, f"{rule}{MEANING}") for parts, others in joined]
-    links.call_groups.append(CallGroup(tuple(mine), tuple(theirs)))
-    back, gradients = backward_rows(flows, mine, theirs, leaving)
+    links.call_groups.append(CallGroup(tuple(target), tuple(golden)))
+    back, gradients = backward_rows(flows, target, golden, leaving)
     if back is not None:
         links.call_groups.append(back)
     for row, other in (*entering, *leaving, *gradients):
@@ -182,32 +182,32 @@ def _fits(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
 
 
 def link_parts(
-    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+    board: Board, links: RowLinks, prints: tuple[Prints, Prints], target: list[int], golden: list[int], rule: str
 ) -> None:
     """Split layers against a fused one: outputs, parameters and their gradients side by side, the input once."""
-    first = prints[0].rows(mine[0], INPUT), prints[1].rows(theirs[0], INPUT)
+    first = prints[0].rows(target[0], INPUT), prints[1].rows(golden[0], INPUT)
     for row, other in product(first[0], first[1]):
         shapes = prints[0].shape(row), prints[1].shape(other)
         if shapes[0] is not None and shapes[1] is not None and fits_shape(shapes[0], shapes[1]):
             links.pairs[row] = other, rule
             break
-    sides = (board.target, mine), (board.golden, theirs)
+    sides = (board.target, target), (board.golden, golden)
     for direction, role in _TOGETHER:
         rows = [_by_name(side, print_, ops, direction, role) for (side, ops), print_ in zip(sides, prints, strict=True)]
         for name, parts in rows[0].items():
             named = [rows[1][name]] if name in rows[1] else []
             for others in [*named, *rows[1].values()]:
-                if len(parts) == len(mine) and len(others) == len(theirs) and _add_up(prints, parts, others):
+                if len(parts) == len(target) and len(others) == len(golden) and _add_up(prints, parts, others):
                     links.groups.append((tuple(parts), tuple(others), rule))
                     break
 
 
 def link_stack(
-    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+    board: Board, links: RowLinks, prints: tuple[Prints, Prints], target: list[int], golden: list[int], rule: str
 ) -> None:
     """Weights of several networks, stacked in one module, against those of all their layers; so their gradients."""
-    turned = len(mine) > 1
-    whole, several = (theirs, mine) if turned else (mine, theirs)
+    turned = len(target) > 1
+    whole, several = (golden, target) if turned else (target, golden)
     sides = (board.golden, board.target) if turned else (board.target, board.golden)
     held, parted = prints[turned], prints[not turned]
     gradients: list[dict[tuple[str, str], int]] = [{}, {}]
@@ -280,27 +280,27 @@ def link_operands(board: Board, links: RowLinks, prints: tuple[Prints, Prints]) 
             continue
         if board.target.head_of[op].is_module or board.golden.head_of[other].is_module:
             continue
-        mine, theirs = prints[0].rows(op, INPUT), prints[1].rows(other, INPUT)
-        if len(mine) == len(theirs) and 2 <= len(mine) <= _MOST:
-            order = _order(prints, mine, theirs)
-            _link(links, mine, theirs, order, board.rule[op])
+        target, golden = prints[0].rows(op, INPUT), prints[1].rows(other, INPUT)
+        if len(target) == len(golden) and 2 <= len(target) <= _MOST:
+            order = _order(prints, target, golden)
+            _link(links, target, golden, order, board.rule[op])
             back = board.target.backward(op), board.golden.backward(other)
             if order and NONE not in back:
                 gradients = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
-                if len(gradients[0]) == len(gradients[1]) == len(mine):
+                if len(gradients[0]) == len(gradients[1]) == len(target):
                     _link(links, *gradients, order, board.rule[op])
 
 
-def _link(links: RowLinks, mine: list[int], theirs: list[int], order: tuple[int, ...], rule: str) -> None:
+def _link(links: RowLinks, target: list[int], golden: list[int], order: tuple[int, ...], rule: str) -> None:
     for at, to in enumerate(order):
-        links.alone.add(mine[at])
-        links.pairs[mine[at]] = theirs[to], f"{rule}, argument order"
+        links.alone.add(target[at])
+        links.pairs[target[at]] = golden[to], f"{rule}, argument order"
 
 
-def _order(prints: tuple[Prints, Prints], mine: list[int], theirs: list[int]) -> tuple[int, ...]:
-    """The place among ``theirs`` of each of ``mine``; nothing where they stand in the same order."""
-    fits = [[_fit(prints, row, other) for other in theirs] for row in mine]
-    direct = tuple(range(len(mine)))
+def _order(prints: tuple[Prints, Prints], target: list[int], golden: list[int]) -> tuple[int, ...]:
+    """The place among ``golden`` of each of ``target``; nothing where they stand in the same order."""
+    fits = [[_fit(prints, row, other) for other in golden] for row in target]
+    direct = tuple(range(len(target)))
     best = max(permutations(direct), key=lambda order: (_total(fits, order), order == direct))
     # Each must fit: an order that suits one and spoils another is no order.
     if best == direct or _total(fits, best) == _total(fits, direct) or not all(fits[a][b] for a, b in enumerate(best)):
@@ -336,21 +336,21 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
     many: list[_Many] = []
     heads: dict[tuple[str, str], tuple[Head, Head, str]] = {}
     for relation in alignment.relations:
-        mine = [numbers[0][name] for name in relation.target if name in numbers[0]]
-        theirs = [numbers[1][name] for name in relation.golden if name in numbers[1]]
-        if not mine or not theirs:
+        target = [numbers[0][name] for name in relation.target if name in numbers[0]]
+        golden = [numbers[1][name] for name in relation.golden if name in numbers[1]]
+        if not target or not golden:
             continue
         if (
             not relation.one_to_one
             or relation.rule in (RESULTS, WHOLE)
-            or _other_way(board, prints, mine[0], theirs[0])
+            or _other_way(board, prints, target[0], golden[0])
         ):
-            many.append((relation, mine, theirs))
-        elif board.link(mine[0], theirs[0], f"{RULE}: {relation.rule}"):
-            one, other = board.target.head_of[mine[0]], board.golden.head_of[theirs[0]]
+            many.append((relation, target, golden))
+        elif board.link(target[0], golden[0], f"{RULE}: {relation.rule}"):
+            one, other = board.target.head_of[target[0]], board.golden.head_of[golden[0]]
             heads.setdefault((one.name, other.name), (one, other, f"{RULE}: {relation.rule}"))
             if relation.kind == RESIDUAL:
-                many.append((relation, mine, theirs))
+                many.append((relation, target, golden))
     board.follow_forward()
     _link_gradients(board, heads.values())
     return _row_links(board, many, prints)
@@ -403,9 +403,9 @@ def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> No
         if not (head.is_module and other.is_module) or met[id(head)] > 1 or met[id(other)] > 1:
             continue
         for direction in (GRADIENTS, BACKWARD):
-            mine, theirs = head.calls.get(direction, {}), other.calls.get(direction, {})
-            free = [op for op in mine.values() if board.partner[op] == NONE]
-            others = [op for op in theirs.values() if board.back[op] == NONE]
+            target, golden = head.calls.get(direction, {}), other.calls.get(direction, {})
+            free = [op for op in target.values() if board.partner[op] == NONE]
+            others = [op for op in golden.values() if board.back[op] == NONE]
             if len(free) == len(others):
                 for op, partner in zip(free, others, strict=True):
                     board.link(op, partner, rule)
@@ -414,17 +414,17 @@ def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> No
 def _row_links(board: Board, many: list[_Many], prints: tuple[Prints, Prints]) -> RowLinks:
     links = RowLinks()
     flows = Flow(board.target, prints[0]), Flow(board.golden, prints[1])
-    for relation, mine, theirs in many:
+    for relation, target, golden in many:
         if relation.kind == RESIDUAL:
-            part_residual(board, links, mine[0], theirs[0], relation.inside)
-        elif all(board.partner[op] == NONE for op in mine) and all(board.back[op] == NONE for op in theirs):
+            part_residual(board, links, target[0], golden[0], relation.inside)
+        elif all(board.partner[op] == NONE for op in target) and all(board.back[op] == NONE for op in golden):
             rule = f"{RULE}: {relation.rule}"
             if relation.rule == STACK_RULE:
-                link_stack(board, links, prints, mine, theirs, rule)
+                link_stack(board, links, prints, target, golden, rule)
             elif relation.kind == FUSED:
-                link_parts(board, links, prints, mine, theirs, rule)
+                link_parts(board, links, prints, target, golden, rule)
             else:
-                link_group(links, flows, mine, theirs, f"{RULE}: ")
+                link_group(links, flows, target, golden, f"{RULE}: ")
     link_operands(board, links, prints)
     if board.across_frameworks:
         for op, other in enumerate(board.partner):

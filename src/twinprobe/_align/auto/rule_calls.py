@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from functools import lru_cache
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
 from twinprobe._align.auto.fingerprints import ValueCells, same_values
-from twinprobe._align.auto.layer_scores import WIDEST, SortCells, distinct, kinds_fit, like_sizes, names_fit
+from twinprobe._align.auto.layer_scores import NEVER, WIDEST, SortCells, distinct, kinds_fit, like_sizes, names_fit
 from twinprobe._align.auto.sequence import (
     MOST,
     Ints,
@@ -33,7 +32,6 @@ from twinprobe._align.links import NONE
 
 # How well two calls fit that stand at the same place: APIs of one family, modules of one function, or one of each.
 
-NEVER = -30.0
 _FAMILY, _DOUBT = 2.0, 1.0
 _EQUAL_OUTPUT, _EQUAL_INPUT = 2.0, 1.0
 # A name that every function of a sort answers to.
@@ -52,11 +50,11 @@ class Sort:
         self.path = unnumbered(tree.path[node]) if self.is_module else ""
         self.inputs = facts.prints.shape(facts.input_row(node)) if sized else None
         self.outputs = facts.prints.shape(facts.output_row(node)) if sized else None
-        self.functions: frozenset[str] = frozenset({_plain(tree.family[node])})
+        functions = {_plain(tree.family[node])}
         if self.is_module:
             calls = {_plain(tree.family[child]) for child in tree.children[node]}
-            own = function_of(self.cls)
-            self.functions = frozenset(({own} if own else set()) | (calls if len(calls) == 1 else set()))
+            functions = ({function_of(self.cls)} - {""}) | (calls if len(calls) == 1 else set())
+        self.functions = frozenset(functions)
         self.text = (self.is_module, self.cls, self.path, self.functions, self.inputs, self.outputs)
 
 
@@ -92,22 +90,32 @@ def _one_size(one: Shape | None, other: Shape | None) -> float:
     return alike - 0.2 if alike > 0 else -2.0
 
 
-def equal_values(target: Facts, mine: list[int], golden: Facts, theirs: list[int]) -> NDArray[np.float64]:
+def equal_values(target: Facts, target_nodes: list[int], golden: Facts, golden_nodes: list[int]) -> NDArray[np.float64]:
     """What equal inputs and outputs add, for all combinations of two lists of calls."""
-    outputs = [target.output_row(node) for node in mine], [golden.output_row(node) for node in theirs]
-    inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
-    total = _EQUAL_OUTPUT * same_values(target.prints, outputs[0], golden.prints, outputs[1])
-    return np.asarray(total + _EQUAL_INPUT * same_values(target.prints, inputs[0], golden.prints, inputs[1]))
+    outputs, inputs = (
+        same_values(target.prints, target_rows, golden.prints, golden_rows)
+        for target_rows, golden_rows in zip(
+            _first_rows(target, target_nodes), _first_rows(golden, golden_nodes), strict=True
+        )
+    )
+    return np.asarray(_EQUAL_OUTPUT * outputs + _EQUAL_INPUT * inputs)
+
+
+def _first_rows(facts: Facts, nodes: list[int]) -> tuple[list[int], list[int]]:
+    """The first output and the first input of each call."""
+    return [facts.output_row(node) for node in nodes], [facts.input_row(node) for node in nodes]
 
 
 class EqualCells:
     """The same for two long lists, in the cells asked for."""
 
-    def __init__(self, target: Facts, mine: list[int], golden: Facts, theirs: list[int]) -> None:
-        outputs = [target.output_row(node) for node in mine], [golden.output_row(node) for node in theirs]
-        inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
-        self._outputs = ValueCells(target.prints, outputs[0], golden.prints, outputs[1])
-        self._inputs = ValueCells(target.prints, inputs[0], golden.prints, inputs[1])
+    def __init__(self, target: Facts, target_nodes: list[int], golden: Facts, golden_nodes: list[int]) -> None:
+        self._outputs, self._inputs = (
+            ValueCells(target.prints, target_rows, golden.prints, golden_rows)
+            for target_rows, golden_rows in zip(
+                _first_rows(target, target_nodes), _first_rows(golden, golden_nodes), strict=True
+            )
+        )
 
     def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
         """Cell by cell, broadcast."""
@@ -127,7 +135,6 @@ def _plain(family: str) -> str:
 
 MODULES, CALLS, MIXED = "modules in place", "calls in place", "module and call"
 _EDGE = 0.4
-_TARGET, _GOLDEN = attrgetter("target"), attrgetter("golden")
 _Found = list[tuple[int, int, float, float, bool]]  # place, place, score, confidence, equal values
 
 
@@ -160,22 +167,21 @@ class _CallMatcher:
 
     def link(self, piece: Piece, *, meets_again: bool) -> None:
         """Pair the calls of a piece. Where both modules around give the same, two calls that belong together do so."""
-        mine = [self._sort(node, golden=False) for node in piece.target]
-        theirs = [self._sort(node, golden=True) for node in piece.golden]
-        if mine == theirs:
-            found = [(at, at, self._fit(sort, sort), 1.0, False) for at, sort in enumerate(mine)]
-        elif is_large(len(mine), len(theirs)):
+        target_sorts = [self._sort(node, golden=False) for node in piece.target]
+        golden_sorts = [self._sort(node, golden=True) for node in piece.golden]
+        if target_sorts == golden_sorts:
+            found = [(at, at, self._fit(sort, sort), 1.0, False) for at, sort in enumerate(target_sorts)]
+        elif is_large(len(target_sorts), len(golden_sorts)):
             calls = tuple(piece.target), tuple(piece.golden)
-            found = self._pair_large(piece, mine, theirs) if calls not in self._done else []
+            found = self._pair_large(piece, target_sorts, golden_sorts) if calls not in self._done else []
             self._done.add(calls)
         else:
             work = self._work
             values = equal_values(work.target, piece.target, work.golden, piece.golden)
-            key = (tuple(mine), tuple(theirs), values.tobytes())
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = self._pair(mine, theirs, values)
-            found = known
+            key = (tuple(target_sorts), tuple(golden_sorts), values.tobytes())
+            if key not in self._known:
+                self._known[key] = self._pair(target_sorts, golden_sorts, values)
+            found = self._known[key]
         for at, to, score, confidence, equal in found:
             if not meets_again or not self._give_unlike(piece.target[at], piece.golden[to]):
                 self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
@@ -201,44 +207,43 @@ class _CallMatcher:
         return known[node]
 
     def _fit(self, one: int, other: int) -> float:
-        score = self._fits.get((one, other))
-        if score is None:
-            score = self._fits[one, other] = fit(self._sorts[one], self._sorts[other])
-        return score
+        if (one, other) not in self._fits:
+            self._fits[one, other] = fit(self._sorts[one], self._sorts[other])
+        return self._fits[one, other]
 
-    def _pair(self, mine: list[int], theirs: list[int], values: NDArray[np.float64]) -> _Found:
-        rows, columns = distinct(mine), distinct(theirs)
+    def _pair(self, target: list[int], golden: list[int], values: NDArray[np.float64]) -> _Found:
+        rows, columns = distinct(target), distinct(golden)
         table = np.array([[self._fit(one, other) for other in columns[0]] for one in rows[0]])
         steps = pair_by_table(table[rows[1]][:, columns[1]] + values, _EDGE)
         good = [step for step in steps if step.score > 0]
-        return self._kept(mine, theirs, good, lambda at, to: values[at, to], bool(values.any()))
+        return self._kept(target, golden, good, lambda at, to: values[at, to], bool(values.any()))
 
-    def _pair_large(self, piece: Piece, mine: list[int], theirs: list[int]) -> _Found:
+    def _pair_large(self, piece: Piece, target_sorts: list[int], golden_sorts: list[int]) -> _Found:
         """The same, without a table of all combinations."""
         target, golden = self._work.target, self._work.golden
-        fits = SortCells(mine, theirs, lambda one, other: fit(self._sorts[one], self._sorts[other]))
+        fits = SortCells(target_sorts, golden_sorts, lambda one, other: fit(self._sorts[one], self._sorts[other]))
         values = EqualCells(target, piece.target, golden, piece.golden)
         guess = guess_by_values(target, piece.target, golden, piece.golden)
-        guess = guess or guess_by_keys(self._keys(mine), self._keys(theirs), MOST)
+        guess = guess or guess_by_keys(self._keys(target_sorts), self._keys(golden_sorts), MOST)
         steps = pair_by_cells(
-            (len(mine), len(theirs)), lambda at, to: fits(at, to) + values(at, to), _EDGE, guess, WIDEST
+            (len(target_sorts), len(golden_sorts)), lambda at, to: fits(at, to) + values(at, to), _EDGE, guess, WIDEST
         )
-        return self._kept(mine, theirs, [step for step in steps if step.score > 0], values, values.seen)
+        return self._kept(target_sorts, golden_sorts, [step for step in steps if step.score > 0], values, values.seen)
 
     def _keys(self, sorts: list[int]) -> list[Hashable]:
         return [(self._sorts[sort].functions, self._sorts[sort].outputs) for sort in sorts]
 
-    def _kept(self, mine: list[int], theirs: list[int], steps: list[Step], values: Score, any_equal: bool) -> _Found:
+    def _kept(self, target: list[int], golden: list[int], steps: list[Step], values: Score, any_equal: bool) -> _Found:
         """Without equal values, a function that is called more often on one side is too doubtful to pair."""
-        counts = self._counts(mine), self._counts(theirs)
-        places = (np.array([side(step)[0] for step in steps], dtype=np.int64) for side in (_TARGET, _GOLDEN))
+        counts = self._counts(target), self._counts(golden)
+        rows = np.array([step.target[0] for step in steps], dtype=np.int64)
+        columns = np.array([step.golden[0] for step in steps], dtype=np.int64)
         found = []
-        for step, worth in zip(steps, values(*places).tolist(), strict=True):
+        for step, worth in zip(steps, values(rows, columns).tolist(), strict=True):
             at, to = step.target[0], step.golden[0]
-            functions = self._sorts[mine[at]].functions & self._sorts[theirs[to]].functions
-            known = any_equal or not functions
+            functions = self._sorts[target[at]].functions & self._sorts[golden[to]].functions
             same = any(counts[0][name] == counts[1][name] for name in functions) or not functions
-            confidence = step.confidence if worth or same or not known else 0.5 * step.confidence
+            confidence = step.confidence if worth or same or not any_equal else 0.5 * step.confidence
             if not any_equal and not same:
                 confidence *= 0.7
             found.append((at, to, step.score, confidence, worth >= 2.0))
@@ -277,11 +282,11 @@ def link_results(work: Workspace) -> None:
             nodes = [{one.tree.op[at]: at for at in _calls(one, part)} for one, part in zip(facts, piece, strict=True)]
             if not all(nodes):
                 continue
-            for mine, theirs, equal in where_values_meet(flows, sorted(nodes[0]), sorted(nodes[1])):
-                if not equal and not any(group_rows(flows, mine, theirs)[1:]):
+            for target_ops, golden_ops, equal in where_values_meet(flows, sorted(nodes[0]), sorted(nodes[1])):
+                if not equal and not any(group_rows(flows, target_ops, golden_ops)[1:]):
                     continue
-                links = tuple(nodes[0][op] for op in mine), tuple(nodes[1][op] for op in theirs)
-                kind = SAME if len(mine) == len(theirs) == 1 else COMPOSITE
+                links = tuple(nodes[0][op] for op in target_ops), tuple(nodes[1][op] for op in golden_ops)
+                kind = SAME if len(target_ops) == len(golden_ops) == 1 else COMPOSITE
                 if equal:
                     work.link(Link(*links, RULE, "same place, equal output", _CONFIDENCE, kind))
                 else:

@@ -126,9 +126,9 @@ def _without_likes(
     scores: list[dict[int, float]], alike: tuple[list[object], list[object]], at: int, to: int
 ) -> list[dict[int, float]]:
     """The scores without a pair and all that would say the same."""
-    mine, theirs = alike
+    target, golden = alike
     return [
-        {column: score for column, score in line.items() if mine[row] != mine[at] or theirs[column] != theirs[to]}
+        {column: score for column, score in line.items() if target[row] != target[at] or golden[column] != golden[to]}
         for row, line in enumerate(scores)
     ]
 
@@ -210,10 +210,10 @@ def _is_add(facts: Facts, node: int) -> bool:
 
 def link_branches(work: Workspace) -> None:
     """Pair the free layers that branch off inside linked modules."""
-    mine = _free_branches(work.target, work.partner)
-    theirs = _free_branches(work.golden, work.back)
-    for scope, layers in mine.items():
-        others = theirs.get(work.partner[scope])
+    target = _free_branches(work.target, work.partner)
+    golden = _free_branches(work.golden, work.back)
+    for scope, layers in target.items():
+        others = golden.get(work.partner[scope])
         if others:
             pair_layers(work, [(layers, others)], BRANCHES)
 

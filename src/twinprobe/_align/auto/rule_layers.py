@@ -33,9 +33,9 @@ _NAMED, _SAME_NAME = frozenset({"q", "k", "v"}), 12.0
 _IN_ORDER = {2: 0.8, 3: 1.5}
 
 
-def settle_branches(steps: list[Step], mine: list[Layer], theirs: list[Layer], scores: Scores) -> list[Step]:
+def settle_branches(steps: list[Step], target: list[Layer], golden: list[Layer], scores: Scores) -> list[Step]:
     """The steps with the pairs inside groups chosen anew."""
-    groups = _groups(mine), _groups(theirs)
+    groups = _groups(target), _groups(golden)
     met: dict[tuple[int, int], list[Step]] = defaultdict(list)
     result = []
     for step in steps:
@@ -54,7 +54,7 @@ def settle_branches(steps: list[Step], mine: list[Layer], theirs: list[Layer], s
             continue
         taken |= {(False, first), (True, other)}
         chance = max(min(step.confidence for step in found), _between(steps, members, others))
-        result += _assign(members, others, chance, mine, theirs, scores)
+        result += _assign(members, others, chance, target, golden, scores)
     return sorted(result)
 
 
@@ -74,13 +74,13 @@ def _groups(layers: list[Layer]) -> dict[int, list[int]]:
 
 
 def _assign(
-    members: list[int], others: list[int], chance: float, mine: list[Layer], theirs: list[Layer], scores: Scores
+    members: list[int], others: list[int], chance: float, target: list[Layer], golden: list[Layer], scores: Scores
 ) -> list[Step]:
     table = np.asarray(scores(np.array(members)[:, None], np.array(others)[None, :]), dtype=np.float64)
-    readers = np.array([[_readers(mine[place], theirs[other]) for other in others] for place in members])
+    readers = np.array([[_readers(target[place], golden[other]) for other in others] for place in members])
     if readers.max() > 0:  # else the two sides are written so differently that their readers do not compare
         table += readers
-    meanings = [mine[place].meaning for place in members], [theirs[other].meaning for other in others]
+    meanings = [target[place].meaning for place in members], [golden[other].meaning for other in others]
     if sorted(meanings[0]) == sorted(meanings[1]) == sorted(_NAMED.intersection(meanings[0])):
         # Names that leave no doubt outweigh values: q and k may hold each other's weights, which is a finding.
         table += _SAME_NAME * (np.array(meanings[0])[:, None] == np.array(meanings[1]))
@@ -120,12 +120,12 @@ _LEAST_SCORE, _EQUAL, _SOME_SHARED, _OF_OTHER_SIZE, _NEARLY_ALL = 0.3, 2.4, 0.2,
 def link_layers(work: Workspace) -> None:
     """Pair the layers of both runs; pairs never cross, and never leave modules that are known to belong together."""
     arranged = by_branch_size(work.target), by_branch_size(work.golden)
-    mine, theirs = by_scope(work.target, work.partner), by_scope(work.golden, work.back)
-    ways = [mine], [theirs]
+    target, golden = by_scope(work.target, work.partner), by_scope(work.golden, work.back)
+    ways = [target], [golden]
     if arranged[0] is not None or arranged[1] is not None:
         ways[0].append(by_scope(work.target, work.partner, arranged[0]))
         ways[1].append(by_scope(work.golden, work.back, arranged[1]))
-    for scope in mine:
+    for scope in target:
         other = work.partner[scope]
         options = [(one[scope], two.get(other, [])) for one, two in zip(*ways, strict=True)]
         pair_layers(work, options, RULE)
@@ -219,9 +219,9 @@ def _cross_blocks(work: Workspace) -> bool:
 def pair_layers(work: Workspace, options: Sequence[tuple[Sequence[Layer], Sequence[Layer]]], rule: str) -> None:
     """Pair two sequences of layers in order; where there is more than one order, in the one in which more fits."""
     found: list[tuple[float, _LayerMatcher, list[Step]]] = []
-    for mine, theirs in options:
-        if mine and theirs:
-            matcher = _LayerMatcher(work, list(mine), list(theirs))
+    for target, golden in options:
+        if target and golden:
+            matcher = _LayerMatcher(work, list(target), list(golden))
             steps = pair_in_order(matcher.problem(), matcher.guess())
             found.append((sum(step.score for step in steps), matcher, steps))
     if found:
@@ -234,20 +234,20 @@ def pair_layers(work: Workspace, options: Sequence[tuple[Sequence[Layer], Sequen
 
 
 class _LayerMatcher:
-    def __init__(self, work: Workspace, mine: list[Layer], theirs: list[Layer]) -> None:
+    def __init__(self, work: Workspace, target_layers: list[Layer], golden_layers: list[Layer]) -> None:
         self._work = work
-        self._mine, self._theirs = mine, theirs
+        self._target_layers, self._golden_layers = target_layers, golden_layers
         target, golden = work.target, work.golden
-        self._units = Units(mine, target.prints), Units(theirs, golden.prints)
+        self._units = Units(target_layers, target.prints), Units(golden_layers, golden.prints)
         self._share = shared_weights(*self._units)
         work.share = max(work.share, self._share)
         self.scores = LayerScores(*self._units, self._share)
-        self._target_groups = _Groups(mine, target, self._units[1], self._share, mirrored=False)
-        self._golden_groups = _Groups(theirs, golden, self._units[0], self._share, mirrored=True)
+        self._target_groups = _Groups(target_layers, target, self._units[1], self._share, mirrored=False)
+        self._golden_groups = _Groups(golden_layers, golden, self._units[0], self._share, mirrored=True)
 
     def problem(self) -> Problem:
-        edges = _edges(self._mine, self._work.target), _edges(self._theirs, self._work.golden)
-        return Problem((len(self._mine), len(self._theirs)), self.scores, self._groups, edges)
+        edges = _edges(self._target_layers, self._work.target), _edges(self._golden_layers, self._work.golden)
+        return Problem((len(self._target_layers), len(self._golden_layers)), self.scores, self._groups, edges)
 
     def _groups(self, starts: Ints, width: int) -> dict[int, list[Group]]:
         found: dict[int, list[Group]] = defaultdict(list)
@@ -261,17 +261,20 @@ class _LayerMatcher:
 
     def guess(self) -> list[tuple[int, int]]:
         """Layers of which there are as many of one sort on either side belong together in order, roughly."""
-        return guess_by_keys(_sorts(self._mine), _sorts(self._theirs))
+        return guess_by_keys(_sorts(self._target_layers), _sorts(self._golden_layers))
 
     def settled(self, steps: list[Step]) -> list[Step]:
         """The steps with layers that read the same tensor (q, k, v) chosen anew."""
-        return settle_branches(steps, self._mine, self._theirs, self.scores)
+        return settle_branches(steps, self._target_layers, self._golden_layers, self.scores)
 
     def crossing(self, steps: list[Step]) -> set[Step]:
         """The fewest steps without which all ran in the same order on both sides."""
         order = _places(self._work.target), _places(self._work.golden)
         ran = {
-            (order[0][self._mine[step.target[0]].node], order[1][self._theirs[step.golden[0]].node]): step
+            (
+                order[0][self._target_layers[step.target[0]].node],
+                order[1][self._golden_layers[step.golden[0]].node],
+            ): step
             for step in steps
         }
         kept = set(rising(sorted(ran)))
@@ -285,20 +288,20 @@ class _LayerMatcher:
 
     def link(self, step: Step, rule: str, equal: bool) -> None:
         work = self._work
-        mine, theirs = self._mine[slice(*step.target)], self._theirs[slice(*step.golden)]
+        target, golden = self._target_layers[slice(*step.target)], self._golden_layers[slice(*step.golden)]
         work.best_score = max(work.best_score, step.score)
         confidence = step.confidence * sure(step.score)
         if step.score < _LEAST_SCORE:
             return
-        if len(mine) == len(theirs) == 1:
-            reason = _reason(mine[0], theirs[0], equal)
-            if not work.link(Link(mine[0].nodes, theirs[0].nodes, rule, reason, confidence, SAME)):
-                _doubt(work, mine[0], theirs[0], confidence)
+        if len(target) == len(golden) == 1:
+            reason = _reason(target[0], golden[0], equal)
+            if not work.link(Link(target[0].nodes, golden[0].nodes, rule, reason, confidence, SAME)):
+                _doubt(work, target[0], golden[0], confidence)
             return
-        parts = mine if len(mine) > 1 else theirs
+        parts = target if len(target) > 1 else golden
         widths = " + ".join(str(layer.features[1]) for layer in parts if layer.features)
         reason = f"widths {widths} add up, same input width"
-        nodes = tuple(layer.node for layer in mine), tuple(layer.node for layer in theirs)
+        nodes = tuple(layer.node for layer in target), tuple(layer.node for layer in golden)
         if work.link(Link(*nodes, FUSED_RULE, reason, confidence, FUSED, -1)):
             calls = _only_calls(work.target, nodes[0]), _only_calls(work.golden, nodes[1])
             if calls[0] and calls[1]:
@@ -425,7 +428,10 @@ def _link(work: Workspace, sides: tuple[_Weights, _Weights], one: int, other: in
     if target.is_layer[one] == golden.is_layer[other] or count != sides[1].count[other]:
         return
     rows = (target.input_row(one), golden.input_row(other)), (target.output_row(one), golden.output_row(other))
-    if any(like_sizes(target.prints.shape(mine), golden.prints.shape(theirs)) < 0 for mine, theirs in rows):
+    if any(
+        like_sizes(target.prints.shape(target_row), golden.prints.shape(golden_row)) < 0
+        for target_row, golden_row in rows
+    ):
         return
     equal = work.outputs_agree(one, other)
     reason = f"alone at this place, {count:.0f} weights in all" + (", equal values" if equal else "")
@@ -445,8 +451,8 @@ def _link_stack(work: Workspace, sides: tuple[_Weights, _Weights], piece: Piece)
     stacks = stacked_rows(held.prints, held.weights[whole], parted.prints, rows)
     if sum(map(len, stacks.values())) == len(rows):
         reason = f"{len(layers)} layers, stacked: {counts[0]:.0f} weights in all"
-        mine, theirs = (tuple(layers), (whole,)) if turned else ((whole,), tuple(layers))
-        work.link(Link(mine, theirs, STACK_RULE, reason, _BY_SIZE, FUSED))
+        target, golden = (tuple(layers), (whole,)) if turned else ((whole,), tuple(layers))
+        work.link(Link(target, golden, STACK_RULE, reason, _BY_SIZE, FUSED))
 
 
 def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[int]) -> dict[int, tuple[int, ...]]:

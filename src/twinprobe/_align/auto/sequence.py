@@ -66,11 +66,6 @@ class Step(NamedTuple):
     confidence: float
 
 
-def no_groups(_starts: Ints, _width: int) -> dict[int, list[Group]]:
-    """Every pair is one to one."""
-    return {}
-
-
 def is_large(rows: int, columns: int) -> bool:
     """Whether only a band is looked at, so that a table of all scores would be made in vain."""
     return (rows + 1) * (columns + 1) > _WHOLE
@@ -165,12 +160,11 @@ class _Sweep:
         self._band, self._combine = band, combine
         width = band.width
         self._rising = np.arange(width) * _EXTEND
-        golden = band.edges[1]
-        self._golden = np.concatenate([golden, np.zeros(width)])
+        self._golden = np.concatenate([band.edges[1], np.zeros(width)])
         self.clean: list[Floats] = []  # the last row alone, and those that groups may reach back to
         self._nothing = np.zeros(0)
-        self._gap = np.full(width, LOWEST)
-        self.pair = self.other = self.closed = self.begun = self.opened = self._gap
+        self.gap = np.full(width, LOWEST)  # paths that end in a gap of the target
+        self.pair = self.other = self.closed = self.begun = self.opened = self.gap
         self.by_group: dict[int, Group] = {}
 
     def row(self, row: int) -> None:
@@ -186,10 +180,9 @@ class _Sweep:
             before = self.clean[row - 1]
             self.pair = _shifted(before, shift - 1, width) + band.scores[row - 1]
             self._add_groups(row, start)
-            opened = _shifted(before, shift, width) - band.edges[0][row - 1]
-            self._gap = combine(opened, _shifted(self._gap, shift, width) - _EXTEND)
-            self.opened = opened
-            closed = combine(self.pair, self._gap - band.edges[0][row])
+            self.opened = _shifted(before, shift, width) - band.edges[0][row - 1]
+            self.gap = combine(self.opened, _shifted(self.gap, shift, width) - _EXTEND)
+            closed = combine(self.pair, self.gap - band.edges[0][row])
         price = self._golden[start : start + width]
         self.begun = closed - price
         self.other = np.empty(width)
@@ -199,11 +192,6 @@ class _Sweep:
         self.clean.append(combine(closed, self.other - price))
         if row > _LONGEST:
             self.clean[row - _LONGEST - 1] = self._nothing
-
-    @property
-    def gap(self) -> Floats:
-        """Paths that end in a gap of the target."""
-        return self._gap
 
     def _add_groups(self, row: int, start: int) -> None:
         band = self._band
@@ -302,15 +290,11 @@ def _shifted(values: Floats, shift: int, width: int) -> Floats:
     """values[k + shift] for each k, the lowest where that is outside."""
     if shift == 0:
         return values
-    if not -width < shift < width:
-        return np.full(width, LOWEST, dtype=values.dtype)
-    out = np.empty(width, dtype=values.dtype)
-    if shift > 0:
-        out[: width - shift] = values[shift:]
-        out[width - shift :] = LOWEST
-    else:
+    out = np.full(width, LOWEST, dtype=values.dtype)
+    if 0 < shift < width:
+        out[:-shift] = values[shift:]
+    elif -width < shift < 0:
         out[-shift:] = values[:shift]
-        out[:-shift] = LOWEST
     return out
 
 
@@ -338,7 +322,7 @@ def pair_by_cells(
 ) -> list[Step]:
     """Pair two sequences one to one, with one price for all gaps."""
     edges = np.full(sizes[0] + 1, edge), np.full(sizes[1] + 1, edge)
-    return pair_in_order(Problem(sizes, score, no_groups, edges), guess, widest)
+    return pair_in_order(Problem(sizes, score, lambda _starts, _width: {}, edges), guess, widest)
 
 
 # The longest chain of pairs that do not cross.
@@ -374,15 +358,15 @@ _Keys = Sequence[Hashable]
 MOST = 0.5
 
 
-def guess_by_keys(mine: _Keys, theirs: _Keys, least: float = 0.0) -> list[tuple[int, int]]:
+def guess_by_keys(target: _Keys, golden: _Keys, least: float = 0.0) -> list[tuple[int, int]]:
     """Pairs of places, in order and without crossing: members of one key, where both sides have as many of them.
 
     Members whose key is None are passed over. Where less than the share ``least`` of all pairs keeps the order, they
     met by chance, and nothing is guessed.
     """
     pairs: list[tuple[int, int]] = []
-    others = _places(theirs)
-    for key, places in _places(mine).items():
+    others = _places(golden)
+    for key, places in _places(target).items():
         partners = others.get(key, [])
         if len(places) == len(partners):
             pairs += zip(places, partners, strict=True)
@@ -390,11 +374,13 @@ def guess_by_keys(mine: _Keys, theirs: _Keys, least: float = 0.0) -> list[tuple[
     return chain if len(chain) >= least * len(pairs) else []
 
 
-def guess_by_values(target: Facts, mine: Sequence[int], golden: Facts, theirs: Sequence[int]) -> list[tuple[int, int]]:
+def guess_by_values(
+    target: Facts, target_nodes: Sequence[int], golden: Facts, golden_nodes: Sequence[int]
+) -> list[tuple[int, int]]:
     """Pairs of places in two lists of calls whose results look alike."""
     keys = [
         [facts.prints.rough(facts.output_row(node)) for node in nodes]
-        for facts, nodes in ((target, mine), (golden, theirs))
+        for facts, nodes in ((target, target_nodes), (golden, golden_nodes))
     ]
     return guess_by_keys(keys[0], keys[1], MOST)
 

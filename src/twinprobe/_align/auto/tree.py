@@ -246,12 +246,6 @@ class Facts:
         self.is_layer = self._find_layers()
         self.layers = self._in_order()
 
-    def kind(self, node: int) -> str:
-        """What a module call does."""
-        rows = self.weights[node]
-        shapes = [shape for row in rows if (shape := self.prints.shape(row)) is not None]
-        return layer_kind(self.prints, self.tree.op[node], self.tree.cls[node], shapes)
-
     def input_row(self, node: int) -> int:
         """The first tensor that a call takes."""
         op = self.tree.op[node]
@@ -278,9 +272,9 @@ class Facts:
             if node == ROOT or not tree.is_module[node]:
                 continue
             if not below[node]:
-                found[node] = bool(self.weights[node]) or class_kind(tree.cls[node]) in _STRONG
-                if found[node] and tree.module_children(node) and not self.weights[node]:
-                    found[node] = False  # named like a layer, but made of other modules
+                # What is named like a layer may be made of other modules.
+                named = class_kind(tree.cls[node]) in _STRONG and not tree.module_children(node)
+                found[node] = bool(self.weights[node]) or named
                 if found[node] and self._matrix_calls(node) > 1:
                     found[node], below[node] = False, True  # holds the weights of several layers: these are its calls
             if found[node] or below[node]:
@@ -333,7 +327,10 @@ class Facts:
         tree, prints = self.tree, self.prints
         rows = self.weights[node]
         shapes = {row: shape for row in rows if (shape := prints.shape(row)) is not None}
-        kind = self.kind(node) if tree.is_module[node] else LAYER_CALLS[tree.family[node]]
+        if tree.is_module[node]:
+            kind = layer_kind(prints, tree.op[node], tree.cls[node], list(shapes.values()))
+        else:
+            kind = LAYER_CALLS[tree.family[node]]
         path = self.path(node)
         taken, given = self.input_row(node), self.output_row(node)
         weight, bias = self._named(rows, shapes)
@@ -429,11 +426,7 @@ def _merged(members: list[Layer]) -> Layer:
 
 def _together(meanings: set[str]) -> str:
     """What parts are called when they are one: q, k and v are qkv."""
-    if meanings == {"q", "k", "v"}:
-        return "qkv"
-    if meanings == {"k", "v"}:
-        return "kv"
-    if meanings in ({"gate", "up"}, {"w1", "w3"}):
-        return "gateup"
-    known = meanings - {""}
-    return "apart" if len(known) > 1 else ""
+    for parts, whole in (("q k v", "qkv"), ("k v", "kv"), ("gate up", "gateup"), ("w1 w3", "gateup")):
+        if meanings == set(parts.split()):
+            return whole
+    return "apart" if len(meanings - {""}) > 1 else ""

@@ -67,10 +67,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 def own_name(path: str) -> str:
     """The attribute's name: the last part of a path that is not a number."""
-    for part in reversed(path.split(".")):
-        if not part.isdecimal():
-            return part
-    return ""
+    return next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")
 
 
 def above(path: str) -> str:
@@ -117,12 +114,7 @@ def meaning(path: str) -> str:
         return _IN_ATTENTION[plain]
     if around == "mlp" and plain in _IN_MLP:
         return _IN_MLP[plain]
-    found = _MEANING.get(plain, "")
-    if not found and plain in _ATTENTION:
-        return "attention"
-    if not found and plain in _MLP:
-        return "mlp"
-    return found
+    return _MEANING.get(plain) or ("attention" if plain in _ATTENTION else "mlp" if plain in _MLP else "")
 
 
 def _is_norm(words: set[str]) -> bool:
@@ -205,10 +197,7 @@ def class_kind(cls: str) -> str:
     if cls == "Conv1D":
         return LINEAR  # GPT-2's transposed linear layer
     text = cls.lower()
-    for kind, pieces in _PIECES:
-        if any(piece in text for piece in pieces):
-            return kind
-    return OTHER
+    return next((kind for kind, pieces in _PIECES if any(piece in text for piece in pieces)), OTHER)
 
 
 @lru_cache(maxsize=16384)

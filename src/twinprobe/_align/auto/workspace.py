@@ -103,23 +103,23 @@ def pieces(work: Workspace, node: int, other: int, *, opened: bool = False) -> I
     Modules that enclose other modules are looked through. With ``opened``, so are free modules without inner modules:
     what they call then counts as called where they stand.
     """
-    mine = list(_items(work.target, node, work.partner, opened=opened))
-    theirs = list(_items(work.golden, other, work.back, opened=opened))
-    return cut(work, mine, theirs)
+    target = list(_items(work.target, node, work.partner, opened=opened))
+    golden = list(_items(work.golden, other, work.back, opened=opened))
+    return cut(work, target, golden)
 
 
-def cut(work: Workspace, mine: list[int], theirs: list[int]) -> Iterator[Piece]:
+def cut(work: Workspace, target_items: list[int], golden_items: list[int]) -> Iterator[Piece]:
     """The free ones of two lists of calls, cut at those that are linked with one another."""
-    places = {item: at for at, item in enumerate(theirs) if work.back[item] != NONE}
+    places = {item: at for at, item in enumerate(golden_items) if work.back[item] != NONE}
     cuts = []
-    for at, item in enumerate(mine):
+    for at, item in enumerate(target_items):
         other_item = work.partner[item]
         if other_item in places and work.back[other_item] == item:
             cuts.append((at, places[other_item]))
     begin = (-1, -1)
-    for cut in [*_uncrossed(cuts), (len(mine), len(theirs))]:
-        target = [item for item in mine[begin[0] + 1 : cut[0]] if work.partner[item] == NONE]
-        golden = [item for item in theirs[begin[1] + 1 : cut[1]] if work.back[item] == NONE]
+    for cut in [*_uncrossed(cuts), (len(target_items), len(golden_items))]:
+        target = [item for item in target_items[begin[0] + 1 : cut[0]] if work.partner[item] == NONE]
+        golden = [item for item in golden_items[begin[1] + 1 : cut[1]] if work.back[item] == NONE]
         if target and golden:
             yield Piece(target, golden)
         begin = cut

@@ -291,17 +291,17 @@ class _Linker:
 
     def _link_group(self, target: list[Head], golden: list[Head], direction: str) -> None:
         board = self._board
-        mine, theirs = board.free(target, direction), board.free(golden, direction, golden=True)
+        target_ops, golden_ops = board.free(target, direction), board.free(golden, direction, golden=True)
         primitives = any(head.prefix == "Primitive" for head in target + golden)
-        if primitives and board.across_frameworks and len(mine) != len(theirs):
+        if primitives and board.across_frameworks and len(target_ops) != len(golden_ops):
             return
         if len(target) == 1 and len(golden) == 1:
-            places = {board.golden.call[op]: op for op in theirs}
-            by_number = [(op, places[board.target.call[op]]) for op in mine if board.target.call[op] in places]
+            places = {board.golden.call[op]: op for op in golden_ops}
+            by_number = [(op, places[board.target.call[op]]) for op in target_ops if board.target.call[op] in places]
             if by_number:
                 self._link_pairs(by_number)
                 return
-        self._link_pairs(board.in_order(mine, theirs))
+        self._link_pairs(board.in_order(target_ops, golden_ops))
 
     def _link_pairs(self, pairs: list[tuple[int, int]]) -> None:
         board = self._board

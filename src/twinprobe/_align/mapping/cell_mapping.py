@@ -65,12 +65,8 @@ class CellNames:
         return list(found.values())
 
     def _string_hits(self, name: str) -> list[_Span]:
-        spans = []
-        for line in self._strings:
-            at = name.find(line.left)
-            if at >= 0:
-                spans.append((at, at + len(line.left), line))
-        return spans
+        found = ((name.find(line.left), line) for line in self._strings)
+        return [(start, start + len(line.left), line) for start, line in found if start >= 0]
 
 
 def _apart(spans: list[_Span], kept: list[_Span]) -> list[_Span]:
@@ -112,11 +108,7 @@ def link_cells(board: Board, file: FlatFile | None = None) -> None:
 
 
 def _is_free(links: list[int], head: Head) -> bool:
-    for calls in head.calls.values():
-        for op in calls.values():
-            if links[op] != NONE:
-                return False
-    return True
+    return all(links[op] == NONE for calls in head.calls.values() for op in calls.values())
 
 
 def _link_by_path(board: Board) -> None:

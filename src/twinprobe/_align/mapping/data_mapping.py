@@ -29,14 +29,14 @@ def read_data_file(path: Path) -> FlatFile:
 def link_data(board: Board, file: FlatFile) -> None:
     """Claim the rows that the file names; a line may also name two whole calls."""
     remarks = Remarks(file.path)
-    mine, theirs = _Lookup(board.target), _Lookup(board.golden)
+    target, golden = _Lookup(board.target), _Lookup(board.golden)
     some = file.lines[:_TRIED]
-    as_written = sum(mine.knows(line.left) and theirs.knows(line.right) for line in some)
-    swapped = sum(theirs.knows(line.left) and mine.knows(line.right) for line in some)
+    as_written = sum(target.knows(line.left) and golden.knows(line.right) for line in some)
+    swapped = sum(golden.knows(line.left) and target.knows(line.right) for line in some)
     mirrored = swapped > as_written
     if mirrored:
         remarks.whole_file(MIRRORED)
-    left, right = (theirs, mine) if mirrored else (mine, theirs)
+    left, right = (golden, target) if mirrored else (target, golden)
     used: dict[int, int] = {}
     for line in file.lines:
         _claim(board, line, left, right, mirrored, remarks, used)

@@ -219,10 +219,8 @@ class Translator:
         return result
 
     def _rule(self, layer: str, segments: list[str], at: int) -> LayerRule | None:
-        for rule in self._classes.get(layer, ()):
-            if tuple(segments[at : at + len(rule.left)]) == rule.left:
-                return rule
-        return None
+        rules = self._classes.get(layer, ())
+        return next((rule for rule in rules if tuple(segments[at : at + len(rule.left)]) == rule.left), None)
 
 
 def stage_offsets(

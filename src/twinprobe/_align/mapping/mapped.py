@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 from twinprobe._align.auto.alignment import Alignment, read_alignment
 from twinprobe._align.auto.row_links import (
@@ -14,7 +13,7 @@ from twinprobe._align.auto.row_links import (
     link_automatically,
     link_equal_modules,
 )
-from twinprobe._align.calls import Head, Side, split
+from twinprobe._align.calls import Side, split
 from twinprobe._align.links import Board, Pairs, link_equal_names, names_meet, needs_help
 from twinprobe._align.mapping.api_mapping import ApiFile, link_apis, read_api_file
 from twinprobe._align.mapping.api_names import torch_name
@@ -68,18 +67,12 @@ def _queues(board: Board, around: _Around, shared: set[str], direction: str, *, 
     queues: _Queues = defaultdict(list)
     for op in board.free(list(side.heads.values()), direction, golden=golden):
         head = side.head_of[op]
-        name = names.get(head.name)
-        if name is None:
-            name = names[head.name] = _name(board, side, head)
+        if head.name not in names:
+            common = head.whole if head.is_module else torch_name(head, is_mindspore=side.is_mindspore)
+            names[head.name] = common if board.across_frameworks else head.name
         place = around.of[op] if around.of else ""
-        queues[place if place in shared else "", name].append(op)
+        queues[place if place in shared else "", names[head.name]].append(op)
     return queues
-
-
-def _name(board: Board, side: Side, head: Head) -> str:
-    if not board.across_frameworks:
-        return head.name
-    return head.whole if head.is_module else torch_name(head, is_mindspore=side.is_mindspore)
 
 
 @dataclass
@@ -107,7 +100,9 @@ class MappedMatcher:
         links = self._link_the_rest(board)
         pairs = pairs_of(board) if links is None else aligned_pairs(board, links)
         if self.layer is not None and self.options.output is not None:
-            write_data_mapping(self._data_mapping_path(self.options.output), target, golden, pairs)
+            parts = ["data_mapping", self.options.label, self.options.timestamp]
+            file = self.options.output / f"{'_'.join(part for part in parts if part)}.yaml"
+            write_data_mapping(file, target, golden, pairs)
         return pairs
 
     def _link_the_rest(self, board: Board) -> RowLinks | None:
@@ -136,10 +131,6 @@ class MappedMatcher:
             link_apis(board)
         link_equal_names(board)
         return None
-
-    def _data_mapping_path(self, folder: Path) -> Path:
-        parts = ["data_mapping", self.options.label, self.options.timestamp]
-        return folder / ("_".join(part for part in parts if part) + ".yaml")
 
 
 def read_mappings(options: MappingOptions) -> MappedMatcher:

@@ -79,7 +79,8 @@ def _parse(path: Path, text: bytes) -> Node:
         return _Builder(path, len(text)).build(events)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise BadInput(f"is not YAML: {error.problem or error.context}", where=_place(path, mark)) from error
+        where = at(path, mark.line + 1) if mark is not None else path
+        raise BadInput(f"is not YAML: {error.problem or error.context}", where=where) from error
     except yaml.YAMLError as error:
         raise BadInput(f"is not YAML: {error}", where=path) from error
 
@@ -205,20 +206,14 @@ def _read_bytes(path: Path) -> bytes:
     return text.removeprefix(codecs.BOM_UTF8)
 
 
-def _place(path: Path, mark: Any) -> str:
-    return at(path, mark.line + 1) if mark is not None else str(path)
-
-
+@dataclass(slots=True)
 class _Open:
     """A container whose end has not been read yet."""
 
-    __slots__ = ("anchor", "key", "node", "size")
-
-    def __init__(self, node: Sequence | Mapping, anchor: str | None) -> None:
-        self.node = node
-        self.anchor = anchor
-        self.key: Text | None = None
-        self.size = 1
+    node: Sequence | Mapping
+    anchor: str | None
+    key: Text | None = None
+    size: int = 1
 
 
 class _Builder:

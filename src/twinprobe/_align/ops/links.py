@@ -96,7 +96,17 @@ def align(target: list[Unit], golden: list[Unit], scores: Scores) -> list[Match]
             best[at][to] = score
             if chosen is not None:
                 choice[at, to] = chosen
-    return _trace(best, choice, rows, columns)
+    found, at, to = [], 0, 0
+    while at < rows and to < columns:
+        chosen = choice.get((at, to))
+        if chosen is not None:
+            match, at, to = chosen
+            found.append(match)
+        elif best[at + 1][to] >= best[at][to + 1]:
+            at += 1
+        else:
+            to += 1
+    return found
 
 
 def align_rest(target: list[Unit], golden: list[Unit], found: list[Match], scores: Scores) -> list[Match]:
@@ -111,22 +121,6 @@ def align_rest(target: list[Unit], golden: list[Unit], found: list[Match], score
         for match in rest
     ]
     return [match for match in moved if target[match.target[0]].around == golden[match.golden[0]].around]
-
-
-def _trace(
-    best: list[list[float]], choice: dict[tuple[int, int], tuple[Match, int, int]], rows: int, columns: int
-) -> list[Match]:
-    found, at, to = [], 0, 0
-    while at < rows and to < columns:
-        chosen = choice.get((at, to))
-        if chosen is not None:
-            match, at, to = chosen
-            found.append(match)
-        elif best[at + 1][to] >= best[at][to + 1]:
-            at += 1
-        else:
-            to += 1
-    return found
 
 
 def _moves(
@@ -186,9 +180,7 @@ class Region:
     """The links of one region or layer."""
 
     def __init__(self, shapes: tuple[ShapesOf, ShapesOf], scores: Scores, table: OperatorTable) -> None:
-        self._shapes = shapes
-        self._scores = scores
-        self._table = table
+        self._shapes, self._scores, self._table = shapes, scores, table
         self._links: list[Link] = []
         self._linked: set[tuple[int, int, str, int]] = set()  # side, node, io, place
 
@@ -215,14 +207,14 @@ class Region:
     # -- single rules -------------------------------------------------------------------------------------------------
 
     def _outputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
-        mine = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.target)
-        theirs = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
-        self._add(mine, theirs, match.rule)
-        if len(mine) == len(theirs) == 1:
+        target = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.target)
+        golden = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
+        self._add(target, golden, match.rule)
+        if len(target) == len(golden) == 1:
             more = zip(sides[0][match.target[0]].outputs, sides[1][match.golden[0]].outputs, strict=False)
             for at, (shape, other) in enumerate(more):
                 if at and prod(shape) == prod(other):
-                    self._add((Spot(mine[0].node, OUTPUT, at),), (Spot(theirs[0].node, OUTPUT, at),), match.rule)
+                    self._add((Spot(target[0].node, OUTPUT, at),), (Spot(golden[0].node, OUTPUT, at),), match.rule)
 
     def _rotary(self, sides: tuple[list[Unit], list[Unit]]) -> None:
         """An engine's rotary operator takes the cosines and sines that a rotary module gives."""
@@ -250,9 +242,9 @@ class Region:
         """Composite operators whose matched parts are all the matched parts of a composite on the other side."""
         partner: dict[int, set[int]] = {}
         for match in matches:
-            theirs = {id(sides[1][at].node) for at in match.golden}
+            golden = {id(sides[1][at].node) for at in match.golden}
             for at in match.target:
-                partner.setdefault(id(sides[0][at].node), set()).update(theirs)
+                partner.setdefault(id(sides[0][at].node), set()).update(golden)
         covered = set().union(*partner.values()) if partner else set()
         others = [(node, _leaf_ids(node) & covered) for top in tops[1] for node in top.walk() if node.children]
         pairs = [whole] if whole else []
@@ -269,8 +261,8 @@ class Region:
     def _whole(self, target: OpNode, golden: OpNode) -> None:
         """Link the inputs and outputs of two composite operators as far as their sizes agree."""
         for io, which in ((OUTPUT, 1), (INPUT, 0)):
-            mine, theirs = self._shapes[0](target)[which], self._shapes[1](golden)[which]
-            for at, (shape, other) in enumerate(zip(mine, theirs, strict=False)):
+            target_shapes, golden_shapes = self._shapes[0](target)[which], self._shapes[1](golden)[which]
+            for at, (shape, other) in enumerate(zip(target_shapes, golden_shapes, strict=False)):
                 if prod(shape) == prod(other):
                     self._add((Spot(target, io, at),), (Spot(golden, io, at),), "structure")
 
@@ -348,23 +340,21 @@ class Region:
 
     def _named(self, target: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> None:
         """Composite operators that the table names, in order, where both sides have equally many."""
-        mine = [node for top in ([whole[0]] if whole else target) for node in top.walk()]
-        theirs = [node for top in ([whole[1]] if whole else golden) for node in top.walk()]
+        target_nodes = [node for top in ([whole[0]] if whole else target) for node in top.walk()]
+        golden_nodes = [node for top in ([whole[1]] if whole else golden) for node in top.walk()]
         for entry in self._table.entries:
-            for left, right, side in ((mine, theirs, 0), (theirs, mine, 1)):
+            for left, right, side in ((target_nodes, golden_nodes, 0), (golden_nodes, target_nodes, 1)):
                 operators = _typed(left, [entry.operator], entry)
                 modules = _typed(right, entry.modules, entry)
                 if not operators or len(operators) != len(modules):
                     continue
                 for (operator, own), (module, other) in zip(operators, modules, strict=True):
-                    self._entry(side, operator, own.tensor, module, other.tensor)
-
-    def _entry(self, side: int, node: OpNode, tensor: str | None, other: OpNode, other_tensor: str | None) -> None:
-        spot = self._spot(side, node, tensor)
-        counterpart = self._spot(1 - side, other, other_tensor)
-        if spot is None or counterpart is None or self._is_linked(side, spot.node, spot.io, spot.at):
-            return
-        self._add_on(side, spot, counterpart, "operator table")
+                    spot, counterpart = (
+                        self._spot(side, operator, own.tensor),
+                        self._spot(1 - side, module, other.tensor),
+                    )
+                    if spot and counterpart and not self._is_linked(side, spot.node, spot.io, spot.at):
+                        self._add_on(side, spot, counterpart, "operator table")
 
     def _spot(self, side: int, node: OpNode, tensor: str | None) -> Spot | None:
         inputs, outputs = self._shapes[side](node)
@@ -396,13 +386,8 @@ def _leaf_ids(node: OpNode) -> set[int]:
 
 
 def _typed(nodes: Iterable[OpNode], names: Iterable[Named], entry: Entry) -> list[tuple[OpNode, Named]]:
-    found = []
-    for node in nodes:
-        for name in names:
-            if name.type == node.op_type or (entry.by_user and name.type in node.op_type):
-                found.append((node, name))
-                break
-    return found
+    fitting = ((node, next((name for name in names if entry.names(name, node.op_type)), None)) for node in nodes)
+    return [(node, name) for node, name in fitting if name is not None]
 
 
 def _consumer(own: list[Unit], at: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twinprobe._align.ops.links import Link, Region, Scores
-from twinprobe._align.ops.regions import Regions, ShapesOf, regions
+from twinprobe._align.ops.regions import ShapesOf, regions
 from twinprobe._align.ops.table import OperatorTable
 from twinprobe._runs.llm.tree import OpNode
 
@@ -23,9 +23,8 @@ class Linker:
         self._shapes = (target_shapes, golden_shapes)
         self._scores = scores
         self._table = table
-        self._known: dict[
-            object, tuple[tuple[list[OpNode], list[OpNode]], list[Link]]
-        ] = {}  # by what layers are made of
+        # By what layers are made of: the operators of the first such layers, and their links.
+        self._known: dict[object, tuple[tuple[list[OpNode], list[OpNode]], list[Link]]] = {}
         self.links: list[Link] = []
 
     def region(self, target: list[OpNode], golden: list[OpNode], around: tuple[list[OpNode], list[OpNode]]) -> None:
@@ -33,7 +32,7 @@ class Linker:
         region = Region(self._shapes, self._scores, self._table)
         links = region.match(target, golden, None)
         for side in (0, 1):
-            region.chains(around[side], side)
+            region.chains(around[side], side)  # adds to the same links
         self.links += links
 
     def layer(self, target: OpNode, golden: OpNode) -> None:
@@ -101,7 +100,12 @@ def match_operators(target: Side, golden: Side, table: OperatorTable) -> Matchin
         return Matching(pairs, [], [])
     linker = Linker(target.shapes_of, golden.shapes_of, Scores(table, cards=max(target.cards, golden.cards)), table)
     parts, others = regions(target.tree), regions(golden.tree)
-    notes = _layer_notes(parts, others)
+    notes = []
+    if len(parts.layers) != len(others.layers):
+        notes.append(
+            f"my run has {len(parts.layers)} layers, the golden one {len(others.layers)}: "
+            "only the first of them are compared; are they of the same model?"
+        )
     linker.region(parts.before, others.before, ([], []))
     for layer, other in zip(parts.layers, others.layers, strict=False):
         linker.layer(layer, other)
@@ -110,22 +114,13 @@ def match_operators(target: Side, golden: Side, table: OperatorTable) -> Matchin
 
 
 def _equal_names(target: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
-    mine = {node.folder: node for node in target.tree.walk()}
-    theirs = {node.folder: node for node in golden.tree.walk()}
-    common = (mine.keys() & theirs.keys()) - {""}
+    target_nodes = {node.folder: node for node in target.tree.walk()}
+    golden_nodes = {node.folder: node for node in golden.tree.walk()}
+    common = (target_nodes.keys() & golden_nodes.keys()) - {""}
     telling = len(common - {"root"})  # every model has a root
-    fewer = min(len(mine), len(theirs)) - 1
+    fewer = min(len(target_nodes), len(golden_nodes)) - 1
     # Where a graph has other operators, equal numbers soon mean different ones.
     enough = telling * 10 >= fewer * 9 if target.numbered else telling * _MEETING >= fewer
     if target.numbered != golden.numbered or not common or not enough:
         return []
-    return [(node, theirs[node.folder]) for node in target.tree.finished() if node.folder in common]
-
-
-def _layer_notes(target: Regions, golden: Regions) -> list[str]:
-    if len(target.layers) == len(golden.layers):
-        return []
-    return [
-        f"my run has {len(target.layers)} layers, the golden one {len(golden.layers)}: "
-        "only the first of them are compared; are they of the same model?"
-    ]
+    return [(node, golden_nodes[node.folder]) for node in target.tree.finished() if node.folder in common]

@@ -55,7 +55,9 @@ def find_layers(tree: OpNode) -> list[OpNode]:
 
     Modules: the numbered list that holds the most. Operators of an engine: the large composite ones at the top.
     """
-    sizes = _sizes(tree)
+    sizes: dict[int, int] = {}
+    for node in tree.finished():
+        sizes[id(node)] = 1 + sum(sizes[id(child)] for child in node.children)
     lists = [node for node in tree.walk() if _is_list(node)]
     if lists:
         return max(lists, key=lambda node: sizes[id(node)]).children
@@ -76,18 +78,10 @@ def _is_list(node: OpNode) -> bool:
     )
 
 
-def _sizes(tree: OpNode) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for node in tree.finished():
-        sizes[id(node)] = 1 + sum(sizes[id(child)] for child in node.children)
-    return sizes
-
-
 def _path_to(tree: OpNode, members: set[int]) -> list[OpNode]:
     """The nodes from the top down to the parent of the layers."""
-    for child in tree.children:
-        if id(child) in members:
-            return [tree]
+    if any(id(child) in members for child in tree.children):
+        return [tree]
     for child in tree.children:
         below = _path_to(child, members)
         if below:
@@ -156,8 +150,7 @@ FlowOf = Callable[[OpNode], Flow]
 
 def in_call_order(tree: OpNode, flow_of: FlowOf) -> OpNode:
     """The tree with the children of every node in the order of their calls, as far as tensors tell; else as it was."""
-    known: dict[object, list[int]] = {}
-    return _ordered(tree, flow_of, known, {})
+    return _ordered(tree, flow_of, {}, {})
 
 
 def _ordered(node: OpNode, flow_of: FlowOf, known: dict[object, list[int]], kinds: dict[int, object]) -> OpNode:

@@ -57,10 +57,7 @@ _FOLDED = {
 def kind_of(op_type: str) -> str:
     """What an operator does: linear, norm, attention ...; the type itself where no piece of it is known."""
     text = op_type.lower().replace("operation", "")
-    for kind, pieces in _KINDS:
-        if any(piece in text for piece in pieces):
-            return kind
-    return text
+    return next((kind for kind, pieces in _KINDS if any(piece in text for piece in pieces)), text)
 
 
 def folded(op_type: str) -> str:
@@ -84,6 +81,10 @@ class Entry:
     modules: tuple[Named, ...]
     by_user: bool
 
+    def names(self, named: Named, op_type: str) -> bool:
+        """Whether a name of this row means a type; rows of the user match parts of types as well."""
+        return named.type == op_type or (self.by_user and bool(named.type) and named.type in op_type)
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorTable:
@@ -93,28 +94,17 @@ class OperatorTable:
     notes: tuple[str, ...] = ()
 
     def entry(self, operator: str, module: str) -> Entry | None:
-        """The row that says that these two belong together; rows of the user match parts of types as well."""
+        """The row that says that these two belong together."""
         for entry in self.entries:
-            if not _fits(entry.operator.type, operator, loose=entry.by_user):
-                continue
-            if any(_fits(named.type, module, loose=entry.by_user) for named in entry.modules):
+            if entry.names(entry.operator, operator) and any(entry.names(named, module) for named in entry.modules):
                 return entry
         return None
-
-
-def _fits(wanted: str, found: str, *, loose: bool) -> bool:
-    return wanted == found or (loose and bool(wanted) and wanted in found)
-
-
-def built_in_table() -> OperatorTable:
-    """The table without a user's file."""
-    return _table({}, ())
 
 
 def read_table(path: Path | None) -> OperatorTable:
     """The built-in table, updated by key with the user's: a file, or a folder that may hold op_mapping_file.json."""
     if path is None:
-        return built_in_table()
+        return _table({}, ())
     if path.is_dir():
         if not (path / FILE).is_file():
             return _table({}, (f"{path} holds no {FILE}: the built-in operator table is used",))

@@ -97,17 +97,12 @@ class Measured:
             if reason == SHAPE or (reason == EMPTY and not identical[index]):
                 status[index] = "shape unmatched" if reason == SHAPE else "unsupported"
         faults = [self.faults.get(index) for index in range(len(identical))]
-        return pl.DataFrame(
-            {
-                "status": pl.Series(status.tolist(), dtype=pl.String),
-                "fault": pl.Series(faults, dtype=pl.String),
-                "cosine": self.values("true_cosine"),
-                "one_thousandth": self.values("one_thousandth"),
-                "relative_norm": self.values("relative_norm"),
-                "identical": identical,
-                "nonfinite": self.values("nonfinite") == 1,
-            }
-        )
+        columns = {name: self.values(name) for name in ("one_thousandth", "relative_norm")}
+        return pl.DataFrame({
+            "status": pl.Series(status.tolist(), dtype=pl.String), "fault": pl.Series(faults, dtype=pl.String),
+            "cosine": self.values("true_cosine"), **columns, "identical": identical,
+            "nonfinite": self.values("nonfinite") == 1,
+        })  # fmt: skip
 
     def of_row(self, index: int) -> LlmMetrics:
         """The metrics of one row, None each where it was not measured."""
@@ -138,10 +133,7 @@ class SmallPairs:
         if m.dtype != g.dtype or m.elements != g.elements:
             target.used, golden.used = before
             return False
-        waiting = self._waiting.get(m.dtype)
-        if waiting is None:
-            waiting = self._waiting[m.dtype] = []
-        waiting.append((index, target_first, golden_first, m.elements))
+        self._waiting.setdefault(m.dtype, []).append((index, target_first, golden_first, m.elements))
         self._describe(index, m, g)
         return True
 

@@ -38,14 +38,10 @@ def compare_files(request: LlmRequest) -> dict[str, object]:
     metrics = measure_llm_pair(target, golden)
     values = _row(("golden", request.golden, golden), ("my", request.target, target), metrics=metrics)
     verdict, reason = verdict_of(metrics, (target.dtype, golden.dtype), request.thresholds)
-    return {
-        **values,
-        "cmp_fail_reason": metrics.reason,
-        "max_absolute_error_everywhere": metrics.max_abs_all,
-        "relative_error": metrics.relative_norm,
-        "result": verdict,
-        "reason": reason,
-    }
+    return values | {
+        "cmp_fail_reason": metrics.reason, "max_absolute_error_everywhere": metrics.max_abs_all,
+        "relative_error": metrics.relative_norm, "result": verdict, "reason": reason,
+    }  # fmt: skip
 
 
 def compare_weights(request: LlmRequest) -> LlmComparison:

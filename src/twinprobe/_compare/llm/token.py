@@ -203,9 +203,8 @@ def _compare_statistics(job: TokenJob) -> TokenResult:
     import polars as pl
 
     tokens = job.target, job.golden
-    (target_files, target_known), (golden_files, golden_known) = map(recorded_statistics, tokens)
+    (target_files, golden_files), known = zip(*map(recorded_statistics, tokens), strict=True)
     rows = rows_of(job.plan, target_files, golden_files, job.level)
-    known = target_known, golden_known
     faults: dict[int, str] = {}
     used: tuple[dict[str, Recorded], dict[str, Recorded]] = {}, {}
     for index, row in enumerate(rows.rows):
@@ -339,9 +338,7 @@ def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
     """A column with other texts in a few rows."""
     import polars as pl
 
-    if not others:
-        return column
-    texts = column.to_list()
+    texts = column.to_list() if others else column
     for index, text in others.items():
         texts[index] = text
     return pl.Series(texts, dtype=pl.String)
@@ -352,5 +349,4 @@ def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     import polars as pl
 
     table = pl.concat(tables)
-    ids = pl.Series("data_id", range(table.height), dtype=pl.Int64)
-    return table.insert_column(1, ids)
+    return table.insert_column(1, pl.Series("data_id", range(table.height), dtype=pl.Int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -119,16 +120,10 @@ def _check_table(checks: list[GroupCheck]) -> pl.DataFrame:
     import polars as pl
 
     rows = [
-        (
-            check.name,
-            check.group,
-            "pass" if check.agrees else "error",
-            _ranks(check.disagree),
-            _ranks(check.missing),
-            check.detail or f"{len(check.ranks)} ranks have the same output",
-        )
+        (check.name, check.group, "pass" if check.agrees else "error", _ranks(check.disagree), _ranks(check.missing),
+         check.detail or f"{len(check.ranks)} ranks have the same output")
         for check in sorted(checks, key=lambda check: check.agrees)
-    ]
+    ]  # fmt: skip
     titles = ["NPU Name", "Group", "Result", "Ranks That Disagree", "Ranks Without It", "Detail"]
     return pl.DataFrame(rows[:MOST_ROWS], schema=dict.fromkeys(titles, pl.String), orient="row")
 
@@ -280,11 +275,11 @@ def _check_all(rank_rows: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
 def _mixed(files: list[RankFiles], kinds: dict[int, str]) -> list[str]:
     if len(set(kinds.values())) < 2:
         return []
-    listed = []
-    for kind in sorted(set(kinds.values())):
-        names = [path.name for result in files if kinds[result.rank] == kind for path in result.paths]
-        listed.append(f"{kind}: {', '.join(names)}")
-    return [f"results of two kinds lie in one folder, so sheets have blank columns; {'; '.join(listed)}"]
+    names: dict[str, list[str]] = defaultdict(list)
+    for result in files:
+        names[kinds[result.rank]] += [path.name for path in result.paths]
+    listed = "; ".join(f"{kind}: {', '.join(names[kind])}" for kind in sorted(names))
+    return [f"results of two kinds lie in one folder, so sheets have blank columns; {listed}"]
 
 
 def _disagreements(checks: list[GroupCheck]) -> list[str]:

@@ -75,14 +75,12 @@ def touched(api: Iterable[str]) -> tuple[Callable[[str], bool], list[str]]:
     All of them, because ranks are linked by the order of their calls within a group. Also the texts that names begin
     with.
     """
-    starts: list[str] = []
+    starts: dict[str, None] = {}
     for entry in api:
         match = _PREFIX.match(entry)
-        starts.append(match["api"] if match is not None and "." in match["api"] else entry)
-    starts = list(dict.fromkeys(starts))
-    ends = tuple(start + "." for start in starts)
-    exact = frozenset(starts)
-    return lambda name: name.startswith(ends) or name in exact, starts
+        starts[match["api"] if match is not None and "." in match["api"] else entry] = None
+    prefixes = tuple(f"{start}." for start in starts)
+    return lambda name: name.startswith(prefixes) or name in starts, list(starts)
 
 
 def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
@@ -110,9 +108,7 @@ def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
     calls = calls.sort(call).with_columns(pl.int_range(pl.len()).over("api", "group").alias("order"))
     outputs = parts.filter(pl.col("io") == "output").join(calls.drop("keys"), on=call)
     outputs = outputs.filter(pl.col("key") == pl.col("place"))
-    numbers = [
-        pl.col(f"{side} {stat}").cast(pl.Float64, strict=False) for side in SIDES for stat in STATS
-    ]  # fmt: skip
+    numbers = [pl.col(f"{side} {stat}").cast(pl.Float64, strict=False) for side in SIDES for stat in STATS]
     outputs = outputs.filter(pl.col("NPU max").str.contains(r"\d|(?i)nan|inf").fill_null(value=False))
     return outputs.select(
         pl.lit(rank, dtype=pl.Int32).alias("rank"), pl.col("NPU Name").alias("name"), "chosen",
@@ -122,12 +118,9 @@ def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 def check_groups(outputs: pl.DataFrame, ranks: list[int]) -> list[GroupCheck]:
     """Compare the outputs of all ranks inside their groups; a group of one rank has nothing to check."""
-    checks = []
-    for key, members in outputs.group_by("api", "group", "order", "rest", maintain_order=True):
-        check = _check(members.sort("rank"), str(key[1]), ranks)
-        if check is not None:
-            checks.append(check)
-    return checks
+    groups = outputs.group_by("api", "group", "order", "rest", maintain_order=True)
+    checks = (_check(members.sort("rank"), str(key[1]), ranks) for key, members in groups)
+    return [check for check in checks if check is not None]
 
 
 def _check(members: pl.DataFrame, group: str, ranks: list[int]) -> GroupCheck | None:

@@ -37,7 +37,6 @@ class _Links(msgspec.Struct):
     """The part of a node that makes the tree."""
 
     subnodes: list[str] = []
-    upnode: str | None = None
     micro_step_id: int | None = None
 
 

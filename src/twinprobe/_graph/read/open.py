@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -184,14 +185,11 @@ class _Job(threading.Thread):
 
     def run(self) -> None:
         try:
-            write_index(self.path, self._advance)
+            write_index(self.path, partial(setattr, self, "done"))
         except TwinProbeError as error:
             self.error = error
         except Exception as error:
             self.error = BadInput(f"cannot be read: {error!r}", where=self.path)
-
-    def _advance(self, done: float) -> None:
-        self.done = done
 
 
 def _indexed(path: Path) -> Path:
