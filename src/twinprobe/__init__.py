@@ -29,8 +29,7 @@ if TYPE_CHECKING:
         check_report,
     )
     from twinprobe._live.pairing.layer_map import LayerMap
-    from twinprobe._live.weights.assigning import assign_weight, copy_weights
-    from twinprobe._live.weights.copying import copy_aligned
+    from twinprobe._live.weights.copying import assign_weight, copy_aligned, copy_weights
     from twinprobe._live.weights.matching import add_special_init
 
 __version__ = "0.2.0"
@@ -45,8 +44,7 @@ _HOMES = {
         "auto_diff", "check_dataloader", "check_grads", "check_params", "check_report",
     ),
     "_live.pairing.layer_map": ("LayerMap",),
-    "_live.weights.assigning": ("assign_weight", "copy_weights"),
-    "_live.weights.copying": ("copy_aligned",),
+    "_live.weights.copying": ("assign_weight", "copy_aligned", "copy_weights"),
     "_live.weights.matching": ("add_special_init",),
 }  # fmt: skip
 __all__ = [

@@ -19,7 +19,7 @@ from twinprobe._live.frameworks.adapter import adapter_of, framework_of
 from twinprobe._live.options import Options, read_options
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
 from twinprobe._live.running import Model
-from twinprobe._live.weights import assigning
+from twinprobe._live.weights import copying
 from twinprobe._report.console import say
 from twinprobe._runs.run import DUMP, open_run
 from twinprobe.errors import BadInput, TwinProbeError
@@ -97,7 +97,7 @@ def assign_weight(*given: Any, **named: Any) -> bool:
     asked = _released(*given, **named) if _is_released(given, named) else _development(*given, **named)
     layer_map = _with_mapped_layers(asked)
     base, raw = asked.models
-    written = assigning.assign_weight(_bare(raw), _bare(base), _extended(layer_map, _unassigned(asked.models)))
+    written = copying.assign_weight(_bare(raw), _bare(base), _extended(layer_map, _unassigned(asked.models)))
     if written:
         say(_words_of_copy(_bare(base), _bare(raw)))
     return written

@@ -182,13 +182,9 @@ def _curves(result: HuntResult, curves: dict[str, Any]) -> str:
 
 
 def _plot(
-    title: str,
-    steps: Sequence[int],
-    lines: dict[str, list[float | None]],
-    parting: int | None,
-    *,
+    title: str, steps: Sequence[int], lines: dict[str, list[float | None]], parting: int | None, *,
     logarithmic: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     def height(value: float | None) -> float | None:
         if value is None or not math.isfinite(value) or (logarithmic and value <= 0):
             return None

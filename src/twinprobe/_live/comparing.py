@@ -32,7 +32,7 @@ from twinprobe._live.pairing.layers import LayerTree, mapped_paths, pair_by_name
 from twinprobe._live.pairing.matching import Matches, match_runs
 from twinprobe._live.result import Calls, Result
 from twinprobe._live.running import Masks, Model, mode_notes, run_model
-from twinprobe._live.weights.assigning import copy_plain, copy_weights
+from twinprobe._live.weights.copying import copy_plain, copy_weights
 from twinprobe._measure.tolerance import compare
 from twinprobe._record.memory.recorders import aliases
 from twinprobe.errors import BadInput

@@ -280,9 +280,8 @@ def _random(side: Model, options: Options, masks: Masks | None) -> Iterator[None
     before = [module.training for module in modules]
     state = adapter.random_state() if options.random != "off" else None
     try:
-        if options.random == "eval":
-            for module in modules:
-                module.training = False
+        for module in modules:
+            module.training = False
         if options.random != "off":
             adapter.seed(options.seed)
         with adapter.dropouts(masks.begin()) if masks is not None else nullcontext():
@@ -290,6 +289,5 @@ def _random(side: Model, options: Options, masks: Masks | None) -> Iterator[None
     finally:
         if state is not None:
             adapter.set_random_state(state)
-        if options.random == "eval":
-            for module, training in zip(modules, before, strict=True):
-                module.training = training
+        for module, training in zip(modules, before, strict=True):
+            module.training = training

@@ -129,10 +129,8 @@ def _build(
     level = _choice(common, "level", LEVELS, "L1", where)
     summaries = _flag(common, "summaries", False, where)
     if summaries and (task == "structure" or level == "watch" or section.get("tensor_list")):
-        excluded = (
-            "tensor_list" if section.get("tensor_list") else "level watch" if level == "watch" else "task structure"
-        )
-        raise BadInput(f"summaries and {excluded} cannot be used together", where=where, hint="keep one of them")
+        choice = "tensor_list" if section.get("tensor_list") else "level watch" if level == "watch" else f"task {task}"
+        raise BadInput(f"summaries and {choice} cannot be used together", where=where, hint="keep one of them")
     return RecordConfig(
         dump_path=Path(path),
         task=task,

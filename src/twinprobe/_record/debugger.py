@@ -70,15 +70,9 @@ class Debugger(ABC):
         return cls._current  # type: ignore[no-any-return]
 
     def __init__(
-        self,
-        config_path: str | Path | None = None,
-        task: str | None = None,
-        dump_path: str | Path | None = None,
-        level: str | None = None,
-        step: list[int | str] | None = None,
-        rank: list[int | str] | None = None,
-        **more: Any,
-    ) -> None:
+        self, config_path: str | Path | None = None, task: str | None = None, dump_path: str | Path | None = None,
+        level: str | None = None, step: list[int | str] | None = None, rank: list[int | str] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         if getattr(self, "recorder", None) is not None:
             return
         try:

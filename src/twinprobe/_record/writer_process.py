@@ -138,15 +138,9 @@ class RemoteFolder:
     """A DumpFolder in the writer process. Where that process is gone, one of this process's own takes over."""
 
     def __init__(
-        self,
-        process: WriterProcess,
-        path: Path,
-        header: dict[str, Any],
-        index: str,
-        renderer: Renderer,
-        *,
+        self, process: WriterProcess, path: Path, header: dict[str, Any], index: str, renderer: Renderer, *,
         sketches: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path = path.absolute()
         self.entries = 0
         self.bytes_written = 0

@@ -139,13 +139,9 @@ def _short(number: float) -> str:
 
 
 def replay_pair(
-    target: Call,
-    golden: Call | None,
-    *,
-    room: int = ROOM,
-    devices: Sequence[str] = (),
+    target: Call, golden: Call | None, *, room: int = ROOM, devices: Sequence[str] = (),
     expected: Sequence[Expected] | None = None,
-) -> Replay:
+) -> Replay:  # fmt: skip
     """Run a call of both runs again, forward and backward, each from its own arguments.
 
     ``expected``: the expectations of target and golden, where they are known already.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from twinprobe import LayerMap, assign_weight, auto_diff
-from twinprobe._live.weights.assigning import copy_weights
+from twinprobe._live.weights.copying import copy_weights
 
 
 class Apart(nn.Module):

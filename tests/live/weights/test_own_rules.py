@@ -10,8 +10,7 @@ from torch import nn
 
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.weights import matching
-from twinprobe._live.weights.assigning import copy_weights
-from twinprobe._live.weights.copying import copy_aligned
+from twinprobe._live.weights.copying import copy_aligned, copy_weights
 from twinprobe._live.weights.matching import add_special_init
 from twinprobe.errors import BadInput
 

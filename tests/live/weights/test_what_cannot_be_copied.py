@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from twinprobe._live.weights.assigning import assign_weight, copy_weights
-from twinprobe._live.weights.copying import copy_aligned
+from twinprobe._live.weights.copying import assign_weight, copy_aligned, copy_weights
 from twinprobe._live.weights.matching import nearest
 from twinprobe.errors import BadInput
 from weights_bench import scramble, weights

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._record.calls import tensors_in
+from twinprobe._record.calls import ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.memory.engine import MemoryEngine
 from twinprobe._record.memory.recorders import RecorderPool
@@ -67,8 +67,30 @@ class Adapter(Protocol):
         """Whether this parameter is stored [in, out]."""
         return False
 
-    def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
+    @property
+    def pool(self) -> RecorderPool:
+        """The recorders of the framework, kept between runs."""
+
+    @contextmanager
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
         """Record a model, itself included, while the block runs. Nothing is left on the model afterwards."""
+        # Whole tensors of everything, kept in memory and not measured.
+        modes, level = frozenset({"all"} if backward else {"forward"}), "mix" if apis else "L0"
+        config = RecordConfig(Path(), task="tensor", level=level, data_mode=modes, summary_mode="none")
+        with self.pool.borrow(config) as recorder:
+            engine = recorder.engine
+            recorder.modules.watch(model, f"{recorder.container}.{type(model).__name__}.")
+            try:
+                recorder.start(model)
+                for info in recorder.modules.infos.values():
+                    self.prepare(recorder, info)
+                yield engine
+            finally:
+                recorder.stop()
+
+    def prepare(self, _recorder: Any, info: ModuleInfo, /) -> None:
+        """Recording of a module begins: what the framework's own layers call inside is left out."""
+        info.closed = self.is_whole(info.module)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Any:
         """One forward pass; with ``backward`` also the loss (the mean of the output by default), which is returned, and
@@ -240,30 +262,6 @@ def adapter_of(model: object) -> Adapter:
 def adapter_named(framework: str) -> Adapter:
     """The adapter of torch, paddle or mindspore."""
     return cast(Adapter, import_module(f"twinprobe._live.frameworks.{framework}").adapter)
-
-
-def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
-    """Whole tensors of everything, kept in memory and not measured."""
-    modes = frozenset({"all"} if backward else {"forward"})
-    return RecordConfig(Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none")
-
-
-@contextmanager
-def recorded_in_memory(
-    pool: RecorderPool, config: RecordConfig, model: Any, adapter: Adapter
-) -> Iterator[MemoryEngine]:
-    """Record a model with an eager recorder; what the framework's own layers call inside is left out."""
-    with pool.borrow(config) as recorder:
-        engine = recorder.engine
-        assert isinstance(engine, MemoryEngine)
-        recorder.modules.watch(model, f"{recorder.container}.{type(model).__name__}.")
-        recorder.start(model)
-        for info in recorder.modules.infos.values():
-            info.closed = adapter.is_whole(info.module)
-        try:
-            yield engine
-        finally:
-            recorder.stop()
 
 
 @contextmanager

@@ -24,12 +24,9 @@ from twinprobe._live.frameworks.adapter import (
     array_on_host,
     bits_on_host,
     calls_around,
-    memory_config,
-    recorded_in_memory,
     replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._record.memory.engine import MemoryEngine
 from twinprobe._record.memory.recorders import RecorderPool
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
 from twinprobe._runs.dtypes import widened
@@ -54,9 +51,9 @@ class MindSporeAdapter(Adapter):
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.cells_and_names()
 
-    def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        pool = RecorderPool(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
-        return recorded_in_memory(pool, memory_config(backward=backward, apis=apis), model, self)
+    @property
+    def pool(self) -> RecorderPool:
+        return RecorderPool(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Any:
         if not backward:

@@ -21,14 +21,11 @@ from twinprobe._live.frameworks.adapter import (
     array_on_host,
     bits_on_host,
     calls_around,
-    memory_config,
     passed_on,
-    recorded_in_memory,
     replaced,
 )
 from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.memory.engine import MemoryEngine
 from twinprobe._record.memory.paddle import ONLY_HOST, KeepingRecorder
 from twinprobe._record.memory.recorders import LeftGradients, RecorderPool, aliases
 from twinprobe._runs.dtypes import widened
@@ -41,6 +38,15 @@ _IN_MEMORY = {name: np.dtype(name) for name in ("float32", "float64", "float16",
 _SPLIT = "distributed.fleet.meta_parallel"  # layers cut over several devices
 
 
+def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:
+    recorder = KeepingRecorder(config, make_engine)
+    parameters = recorder.own_parameters
+    recorder.parameters = LeftGradients(
+        recorder, lambda info: parameters(info.module, info.compiled), recorder.note_parameter_gradient
+    )
+    return recorder
+
+
 class PaddleAdapter(Adapter):
     """The verbs, for Paddle."""
 
@@ -50,6 +56,7 @@ class PaddleAdapter(Adapter):
     tensor_class = paddle.Tensor
     optimizer_class = paddle.optimizer.Optimizer
     forgets_by = "clear_grad"
+    pool = RecorderPool(_make_recorder)
     modules_at = "_sub_layers"
     unsaved_at = "_non_persistable_buffer_names_set"
     statistics = ("_mean", "_variance", "weight_u", "weight_v")
@@ -59,9 +66,6 @@ class PaddleAdapter(Adapter):
 
     def is_transposed(self, module: Any, name: str, /) -> bool:
         return name == "weight" and isinstance(module, paddle.nn.Linear)
-
-    def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        return recorded_in_memory(_pool, memory_config(backward=backward, apis=apis), model, self)
 
     def float_mean(self, tensor: Any) -> Any:
         if tensor.stop_gradient:
@@ -262,14 +266,4 @@ class _Substitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is n
         return passed_on(ctx, gradient)
 
 
-def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:
-    recorder = KeepingRecorder(config, make_engine)
-    parameters = recorder.own_parameters
-    recorder.parameters = LeftGradients(
-        recorder, lambda info: parameters(info.module, info.compiled), recorder.note_parameter_gradient
-    )
-    return recorder
-
-
-_pool = RecorderPool(_make_recorder)
 adapter = PaddleAdapter()

@@ -18,12 +18,11 @@ from twinprobe._live.frameworks.adapter import (
     OnGradient,
     Substitution,
     array_on_host,
-    memory_config,
     replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
+from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.memory.engine import MemoryEngine
 from twinprobe._record.memory.recorders import RecorderPool
 from twinprobe._record.memory.torch import KeepingRecorder, KeptTensors
 from twinprobe._record.render import Capturer
@@ -44,6 +43,14 @@ _EXACT_IN_FLOAT32 = {
 }
 
 
+def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
+    recorder = KeepingRecorder(config, make_engine)
+    recorder.book = book = KeptTensors()
+    kept = dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep)
+    recorder.capture = Capturer(recorder.values, recorder.failed, kept)
+    return recorder
+
+
 class TorchAdapter(Adapter):
     """The verbs, for PyTorch."""
 
@@ -53,25 +60,15 @@ class TorchAdapter(Adapter):
     tensor_class = torch.Tensor
     optimizer_class = torch.optim.Optimizer
     forgets_by = "zero_grad"
+    pool = RecorderPool(_make_recorder)
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.named_modules()
 
-    @contextmanager
-    def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
-        with _pool.borrow(memory_config(backward=backward, apis=apis)) as recorder:
-            engine = recorder.engine
-            recorder.modules.watch(model, f"Module.{type(model).__name__}.")
-            try:
-                recorder.start(model)
-                for info in recorder.modules.infos.values():
-                    module = info.module
-                    info.whole = self.is_whole(module)
-                    if isinstance(module, torch.jit.ScriptModule):
-                        recorder.book.exposed = True  # its writes go unseen
-                yield engine
-            finally:
-                recorder.stop()
+    def prepare(self, recorder: Any, info: ModuleInfo, /) -> None:
+        info.whole = self.is_whole(info.module)
+        if isinstance(info.module, torch.jit.ScriptModule):
+            recorder.book.exposed = True  # its writes go unseen
 
     def float_mean(self, tensor: Any) -> Any:
         if not tensor.requires_grad:
@@ -250,17 +247,8 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
-    recorder = KeepingRecorder(config, make_engine)
-    recorder.book = book = KeptTensors()
-    kept = dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep)
-    recorder.capture = Capturer(recorder.values, recorder.failed, kept)
-    return recorder
-
-
 class _Substitute(Substitution, torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
     pass
 
 
-_pool = RecorderPool(_make_recorder)
 adapter = TorchAdapter()

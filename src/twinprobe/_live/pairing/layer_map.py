@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from twinprobe._live.frameworks.adapter import Adapter, adapter_of, framework_of
+from twinprobe._live.frameworks.adapter import FRAMEWORKS, Adapter, adapter_of, framework_of
 from twinprobe._record.memory.engine import LiveRows, MemoryEngine
 from twinprobe._report.console import say
 from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
@@ -102,9 +102,10 @@ class LayerMap:
     def ignore_class(self, root: Any, classes: Any = None) -> None:
         """``ignore`` every layer of these classes below ``root``, itself included; the Sequential ones by default."""
         _check(root, "LayerMap.ignore_class")
-        wanted = classes if classes is not None else _sequential(root)
-        if not isinstance(wanted, tuple):
-            wanted = (wanted,)
+        if classes is None:
+            package = import_module(FRAMEWORKS[framework_of(root) or ""][0])
+            classes = getattr(package, "SequentialCell" if package.__name__ == "mindspore.nn" else "Sequential")
+        wanted = classes if isinstance(classes, tuple) else (classes,)
         if not all(isinstance(kind, type) for kind in wanted):
             raise BadInput(f"LayerMap.ignore_class got {classes!r}", hint="give a class or a tuple of classes")
         for _, layer in adapter_of(root).modules(root):
@@ -160,12 +161,10 @@ def as_layer_map(value: Any) -> LayerMap:
     """A LayerMap from what a user may give: a LayerMap, a plain dict, or nothing."""
     if isinstance(value, LayerMap):
         return value
-    layer_map = LayerMap()
-    if value is None:
-        return layer_map
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping | None):
         raise BadInput(f"layer_map is a {type(value).__name__}", hint="give a LayerMap or a dict {layer: layer}")
-    layer_map.map = value
+    layer_map = LayerMap()
+    layer_map.map = value or {}
     return layer_map
 
 
@@ -179,13 +178,6 @@ def _several(layers: Any, where: str) -> tuple[Any, ...]:
     for layer in several:
         _check(layer, where)
     return several
-
-
-def _sequential(root: Any) -> type:
-    framework = framework_of(root)
-    package = import_module({"torch": "torch.nn", "paddle": "paddle.nn"}.get(framework or "", "mindspore.nn"))
-    sequential: type = package.SequentialCell if framework == "mindspore" else package.Sequential
-    return sequential
 
 
 # Layers that two frameworks build so differently that only a rule of its own copies their weights.

@@ -23,12 +23,8 @@ _MODULES = tuple(f"{container}." for container in sorted(CONTAINERS))
 MAPPED = "layer map"
 EQUAL = "equal names"
 ROOTS = "the models"
-_NOT_SAID = (
-    "construct.json",
-    "names do not meet",
-    "in one run only",
-    "paired by place",
-)  # of dumps; what is alone is listed by itself
+# Notes that are about dumps; unmatched calls are listed separately.
+_DUMP_NOTES = ("construct.json", "names do not meet", "in one run only", "paired by place")
 
 
 @dataclass
@@ -68,15 +64,12 @@ def match_runs(
         raw.measure()
         base.measure()
         board = _known_links(raw, base, layer_map, raw_paths, base_paths, [])  # anew: equal numbers are no places
-        if needs_help(raw, base):
-            links = link_automatically(board)
-        else:
-            links = link_places(board)
+        links = link_automatically(board) if needs_help(raw, base) else link_places(board)
         link_equal_modules(board)
         _follow(board)
         matches.doubtful = links.doubtful if links is not None else set()
         pairs = fit_shapes(raw, base, pairs_of(board) if links is None else aligned_pairs(board, links))
-    matches.notes += [note for note in board.notes if not any(word in note for word in _NOT_SAID)]
+    matches.notes += [note for note in board.notes if not any(word in note for word in _DUMP_NOTES)]
     rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
     matches.rows = [row for row in rows if NONE not in row[:2]]
     matches.groups = {int(pairs.target[place]): rows for place, rows in pairs.groups.items()}
@@ -287,12 +280,9 @@ def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, mat
 
 def _note_alone(board: Board, matches: Matches) -> None:
     """Tell which calls are paired, and which only one model makes."""
-    for index, (who, side, partner, alone) in enumerate(
-        (
-            ("raw", board.target, board.partner, matches.raw_alone),
-            ("base", board.golden, board.back, matches.base_alone),
-        )
-    ):
+    raw = "raw", board.target, board.partner, matches.raw_alone
+    base = "base", board.golden, board.back, matches.base_alone
+    for index, (who, side, partner, alone) in enumerate((raw, base)):
         ops = side.run.table["op"]
         fused = {ops[row] for rows in matches.groups.values() for row in rows[index]}
         for op, linked in enumerate(partner):

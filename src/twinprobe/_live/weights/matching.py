@@ -372,12 +372,10 @@ def special_init(target: Any, source: Any) -> Init | None:
     """The rule for two layers: the one nearest in the class hierarchies, the newest of several."""
     rules: list[tuple[int, int, Init]] = []
     for age, (target_framework, target_class, source_framework, source_class, function) in enumerate(_RULES):
-        distance = (
-            _distance(target, target_class, target_framework),
-            _distance(source, source_class, source_framework),
-        )
-        if None not in distance:
-            rules.append((sum(filter(None, distance)), -age, function))
+        target_distance = _distance(target, target_class, target_framework)
+        source_distance = _distance(source, source_class, source_framework)
+        if target_distance is not None and source_distance is not None:
+            rules.append((target_distance + source_distance, -age, function))
     return min(rules, key=lambda rule: rule[:2])[2] if rules else None
 
 

@@ -16,15 +16,10 @@ from twinprobe._record.calls import CORE, CORE_NAMES, FOCUS, IMPURE_NAMES, NEVER
 from twinprobe._record.eager.apis import Replaced, calling, functions_of, writing
 
 _HOMES = (
-    "mindspore.ops.function",
-    "mindspore.ops.auto_generate",
-    "mindspore.ops.operations.manually_defined",
-    "mindspore.ops.composite.math_ops",
-    "mindspore.ops.primitive",
-    "mindspore.mint",
-    "mindspore.graph",
+    "mindspore.ops.function", "mindspore.ops.auto_generate", "mindspore.ops.operations.manually_defined",
+    "mindspore.ops.composite.math_ops", "mindspore.ops.primitive", "mindspore.mint", "mindspore.graph",
     "mindspore.communication",
-)
+)  # fmt: skip
 _CORE = CORE_NAMES | words("dense MatMul BatchMatMul Conv2D LayerNorm BatchNorm Gather BiasAdd flash_attention_score")
 _NEVER = (NEVER_NAMES - {"equal", "allclose"}) | words(
     """

@@ -14,14 +14,9 @@ from twinprobe._record.calls import CORE, CORE_NAMES, LOW_NAMES, MINOR_NAMES, NE
 from twinprobe._record.eager.apis import functions_of
 
 _HOMES = (
-    "paddle.tensor.",
-    "paddle.nn.functional",
-    "paddle.base.dygraph.generated_tensor_methods_patch",
-    "paddle.base.dygraph.math_op_patch",
-    "paddle.base.dygraph.tensor_patch_methods",
-    "paddle.fft",
-    "paddle.signal",
-)
+    "paddle.tensor.", "paddle.nn.functional", "paddle.base.dygraph.generated_tensor_methods_patch",
+    "paddle.base.dygraph.math_op_patch", "paddle.base.dygraph.tensor_patch_methods", "paddle.fft", "paddle.signal",
+)  # fmt: skip
 _CORE = CORE_NAMES | words(
     "conv1d_transpose conv2d_transpose conv3d_transpose flash_attention scaled_dot_product_attention"
 )

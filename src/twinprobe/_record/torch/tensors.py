@@ -463,26 +463,17 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
             work("measuring after a call that writes", forget)
 
     def _run_backward(
-        self,
-        tensor: torch.Tensor,
-        gradient: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
+        self, tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
         inputs: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         # What Tensor.backward does, with this mode on: what backward recomputes is seen as well.
         with self:
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
     def _run_engine(
-        self,
-        tensors: Any,
-        grad_tensors: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Any = None,
-        **more: Any,
-    ) -> None:
+        self, tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
+        inputs: Any = None, **more: Any,
+    ) -> None:  # fmt: skip
         # What torch.autograd.backward does after asking the modes (it asks from 2.12 on), with this mode on.
         autograd: Any = torch.autograd
         if more or not all(hasattr(autograd, name) for name in _INSIDE_BACKWARD):

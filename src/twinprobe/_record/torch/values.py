@@ -61,12 +61,8 @@ def make_api(kind: str, name: str) -> Api:
 def _homes() -> dict[Any, tuple[str, str]]:
     homes: dict[Any, tuple[str, str]] = {}
     inner = [("Torch", f"{part}.", getattr(torch, part)) for part in ("linalg", "fft", "special", "nested", "sparse")]
-    for kind, prefix, space in [
-        ("Functional", "", functional),
-        ("Tensor", "", torch.Tensor),
-        ("Torch", "", torch),
-        *inner,
-    ]:
+    outer = [("Functional", "", functional), ("Tensor", "", torch.Tensor), ("Torch", "", torch)]
+    for kind, prefix, space in outer + inner:
         for name in dir(space):
             if name.startswith("_") and (prefix or kind == "Functional"):
                 continue
@@ -251,16 +247,10 @@ class TorchValues:
     def _point_to_point(self, value: Any) -> Leaf:
         group = value.group if value.group is not None else torch.distributed.group.WORLD
         ranks = torch.distributed.get_process_group_ranks(group)
-        return Leaf(
-            {
-                "class_type": "torch.distributed.P2POp",
-                "tensor": self.tensor(value.tensor),
-                "op": value.op.__name__,
-                "peer": value.peer,
-                "tag": value.tag,
-                "group_id": group_id(ranks),
-            }
-        )
+        return Leaf({
+            "class_type": "torch.distributed.P2POp", "tensor": self.tensor(value.tensor), "op": value.op.__name__,
+            "peer": value.peer, "tag": value.tag, "group_id": group_id(ranks),
+        })  # fmt: skip
 
     def _array(self, value: Any) -> Note:
         row = Row()
