@@ -116,7 +116,7 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
     if summary.first:
         yield from _first(summary.first, plain=plain)
         if summary.others:
-            yield _text(f"{_INDENT}also begins", "bold")
+            yield _text(f"{_INDENT}other divergences", "bold")
         for other in summary.others:
             yield _text(f"{_INDENT}{_INDENT}").append(visible(other.op), "bold").append(visible(f"  {other.sentence}"))
     else:
