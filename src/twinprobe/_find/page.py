@@ -77,7 +77,7 @@ def _verdict(result: HuntResult) -> str:
         lines.append(f'<p class="sentence">{_safe(result.sentence)}</p>')
         lines.append(f'<p class="sentence">{_safe(first["sentence"])}</p>')
         if first["stack_line"]:
-            lines.append(f'<p class="stack-line">{_safe(first["stack_line"])}</p>')
+            lines.append(f'<p class="stack-line">{_safe(place_in_code(first["stack_line"]))}</p>')
         lines += [f'<p class="hint">another divergence at {_safe(other["op"])}: {_safe(other["sentence"])}</p>'
                   for other in result.others]  # fmt: skip
         names = dict.fromkeys([*first["target_values"], *first["golden_values"]])
