@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._report.console import visible
+from twinprobe._report.console import place_in_code, visible
 from twinprobe._report.html import asset, brand, fill
 
 if TYPE_CHECKING:
