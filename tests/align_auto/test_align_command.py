@@ -34,7 +34,7 @@ def test_it_tells_what_fits_by_which_rule_and_what_stays_alone(
     folder = reference / "mindspore" / "dumps"
     assert _command(folder / "ms_mix_statistics", folder / "pt_mix_statistics", "-o", tmp_path) == 0
     told = capsys.readouterr().out
-    assert "27 of 28 modules fit 27 of 27" in told
+    assert "27 of 28 modules match 27 of 27" in told
     assert re.search(r"layers in order +16", told)
     assert "TransformerLanguageModel.forward.0: a level of its own" in told
     assert "the other run has no call of reshape" in told
@@ -109,7 +109,7 @@ def test_api_calls_alone_are_aligned_in_their_order(recorded: Callable[..., Any]
     assert _command(made.target.path, made.golden.path, "-o", tmp_path) == 0
     told = capsys.readouterr()
     assert "no construct.json tells what encloses what" in told.err
-    assert "API calls fit; no modules were recorded" in told.out
+    assert "API calls match; no modules were recorded" in told.out
     relations = read_alignment(tmp_path / "alignment.json").relations
     assert len(relations) > 40
     linears = {name for one in relations for name in one.target if name.startswith("Functional.linear.")}

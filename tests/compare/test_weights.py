@@ -177,3 +177,13 @@ def test_float8_is_judged_by_its_elements() -> None:
     other = values.float().neg().to(values.dtype)
     assert twinprobe.compare({"w": values}, {"w": values})
     assert not twinprobe.compare({"w": values}, {"w": other})
+
+
+def test_the_sentence_about_a_weight_speaks_of_the_weight(tmp_path: Path) -> None:
+    weights = {"head.weight": torch.linspace(-1, 1, 64).reshape(8, 8), "bias": torch.ones(8)}
+    save_file(weights, tmp_path / "old.safetensors")
+    save_file(weights | {"head.weight": weights["head.weight"] * 1.5}, tmp_path / "new.safetensors")
+    first = twinprobe.compare(tmp_path / "new.safetensors", tmp_path / "old.safetensors").first
+    assert first is not None
+    assert "the parameter differs: norm" in first.sentence
+    assert "output" not in first.sentence

@@ -119,7 +119,7 @@ def test_the_programs_compute_what_they_compute_without_it(hunted: tuple[Path, s
 def test_the_page_tells_all_of_it(hunted: tuple[Path, str, str]) -> None:
     folder, _, golden = hunted
     page = (folder / "out/find.html").read_text(encoding="utf-8")
-    for text in ("Functional.silu.1.forward", "step 4", "train.py, line 19", "keep the suspects", f"{golden} b"):
+    for text in ("Functional.silu.1.forward", "step 4", "train.py:19", "keep the suspects", f"{golden} b"):
         assert text in page, text
     links = re.findall(r'href="([^"]+)"', page)
     assert len(links) == 4

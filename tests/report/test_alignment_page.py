@@ -48,7 +48,7 @@ def _middle(place: Any) -> float:
 
 
 def test_both_trees_stand_side_by_side_with_a_line_for_each_pair(page: Page) -> None:
-    expect(page.locator("#summary")).to_contain_text("modules fit")
+    expect(page.locator("#summary")).to_contain_text("modules match")
     expect(_node(page, 0, "backbone")).to_be_visible()
     expect(_node(page, 1, "transformer")).to_be_visible()
     expect(page.locator("#lines .link").nth(40)).to_be_attached()

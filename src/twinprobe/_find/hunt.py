@@ -25,7 +25,7 @@ from twinprobe._judge.ranks import find_culprits
 from twinprobe._judge.search import PARAMETER_DIFFERS as PARAMETER
 from twinprobe._judge.steps import StepsComparison, find_parting
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._report.console import json_bytes
+from twinprobe._report.console import json_bytes, place_in_code
 from twinprobe._report.files import prepare_folder, replacing, result_stem, timestamp_now
 from twinprobe._report.overview import write_steps
 from twinprobe._report.tables import write_reports
@@ -384,7 +384,7 @@ class _Hunt:
         files = write_reports(table, replace(summary, rank=result.rank), self._request.output / stage, stem, ["html"])
         result.files += [f"{stage}/{file.name}" for file in files]
         where = f" ({result.rank})" if result.rank else ""
-        lines = [f"first divergence: {first.op}{where}", first.stack_line, first.sentence]
+        lines = [f"first divergence: {first.op}{where}", place_in_code(first.stack_line), first.sentence]
         self._end(stage, *(line for line in lines if line))
 
     def _end(self, stage: str, *lines: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._report.console import visible
+from twinprobe._report.console import place_in_code, visible
 from twinprobe._report.html import asset, brand, fill
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def _verdict(result: HuntResult) -> str:
         lines.append(f'<p class="sentence">{_safe(result.sentence)}</p>')
         lines.append(f'<p class="sentence">{_safe(first["sentence"])}</p>')
         if first["stack_line"]:
-            lines.append(f'<p class="stack-line">{_safe(first["stack_line"])}</p>')
-        lines += [f'<p class="hint">also begins at {_safe(beginning["op"])}: {_safe(beginning["sentence"])}</p>'
-                  for beginning in result.others]  # fmt: skip
+            lines.append(f'<p class="stack-line">{_safe(place_in_code(first["stack_line"]))}</p>')
+        lines += [f'<p class="hint">another divergence at {_safe(other["op"])}: {_safe(other["sentence"])}</p>'
+                  for other in result.others]  # fmt: skip
         names = dict.fromkeys([*first["target_values"], *first["golden_values"]])
         rows = [(name, first["target_values"].get(name, ""), first["golden_values"].get(name, "")) for name in names]
         table = _table(("", "target", "golden"), rows, mark=True)

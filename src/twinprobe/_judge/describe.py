@@ -296,7 +296,9 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         weighed = _clearest(judged, at)
         expected = float(noise.expected[weighed]) if noise is not None and np.isfinite(noise.expected[weighed]) else 0.0
         op = target.ops[beginning.call] if beginning.call != NONE else ""
-        name = (row["t_name"] or row["g_name"]).removeprefix(op).removeprefix(golden.ops[row["g_op"] or 0]).strip(".")
+        whole = row["t_name"] or row["g_name"]
+        name = whole.removeprefix(op).removeprefix(golden.ops[row["g_op"] or 0]).strip(".")
+        name = name or whole  # a tensor of a checkpoint is a call of its own
         if at == beginning.row and beginning.cause == PARAMETER_DIFFERS:  # functions take parameters as inputs
             role = PARAMETER
         rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))

@@ -394,6 +394,7 @@ _STYLE = (
     ".twinprobe td,.twinprobe th{padding:2px 8px;text-align:left;border-bottom:1px solid #8884}"
     ".twinprobe .bad{color:var(--error,#c62828)}.twinprobe .good{color:var(--pass,#2e7d32)}"
     ".twinprobe .first{color:var(--error,#c62828);font-weight:bold}"
+    ".twinprobe pre .first{display:inline;border:0}"
     ".twinprobe p{margin:0 0 8px;overflow-wrap:anywhere}.twinprobe p.first{display:block;border:0;font-size:16px}"
     ".twinprobe .scroll{overflow-x:auto}.twinprobe .trees>div{min-width:0}"
     ".twinprobe .trees{display:flex;gap:2em;flex-wrap:wrap}"
@@ -410,10 +411,8 @@ def _content(result: Result, most: int) -> str:
     ]
     first = result.first
     if first is not None:
-        parts.append(
-            f'<p class="first">{_safe(first.phase)}: {_safe(first.raw)} against {_safe(first.base)}</p>'
-            f"<p>{_safe(first.why)}</p>"
-        )
+        other = f" against {_safe(first.base)}" if first.base != first.raw else ""
+        parts.append(f'<p class="first">{_safe(first.phase)}: {_safe(first.raw)}{other}</p><p>{_safe(first.why)}</p>')
         lines = ("raw", first.raw_line), ("base", first.base_line)
         parts += [f"<p>{who}: <code>{_safe(line)}</code></p>" for who, line in lines if line]
         parts.append(

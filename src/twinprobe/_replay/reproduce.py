@@ -47,7 +47,7 @@ class Reproducer:
             f"  {self.shows}; inputs " + ", ".join(f"{k} {v}" for k, v in self.shapes.items()),
         ]
         if self.replay.off == "neither":
-            lines.append("  the script exits 0: it will exit 1 where the fault is there")
+            lines.append("  the script exits 0 here; it exits 1 on a machine that shows the fault")
         return "\n".join([*lines, *(f"  written to {file}" for file in self.files)])
 
     def to_dict(self) -> dict[str, Any]:

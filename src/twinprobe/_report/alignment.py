@@ -180,9 +180,9 @@ def alignment_lines(alignment: Alignment) -> list[str]:
     fit, of = alignment.matched_modules, alignment.modules
     lines = []
     if any(of):
-        lines.append(f"{fit[0]} of {of[0]} modules fit {fit[1]} of {of[1]}; {_calls(alignment)} API calls fit, too")
+        lines.append(f"{fit[0]} of {of[0]} modules match {fit[1]} of {of[1]}; {_calls(alignment)} API calls match too")
     else:
-        lines.append(f"{_calls(alignment)} API calls fit; no modules were recorded")
+        lines.append(f"{_calls(alignment)} API calls match; no modules were recorded")
     width = max((len(rule) for rule in alignment.by_rule()), default=0)
     lines += [f"  {rule:<{width}}  {count:>6}" for rule, count in alignment.by_rule().items()]
     lines += _alone_lines("target", alignment.target_alone) + _alone_lines("golden", alignment.golden_alone)

@@ -39,6 +39,11 @@ def visible(text: str, *, keep_newlines: bool = False) -> str:
     return _UNSEEN.sub(lambda match: match[0] if match[0] == "\n" and keep_newlines else _spell(match), text)
 
 
+def place_in_code(frame: str) -> str:
+    """A frame as path:line, which terminals and editors turn into a link."""
+    return _FRAME.sub(r"\1:\2, in \3: ", frame)
+
+
 def say(text: str) -> None:
     """Print one line."""
     from rich.console import Console
@@ -116,7 +121,7 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
     if summary.first:
         yield from _first(summary.first, plain=plain)
         if summary.others:
-            yield _text(f"{_INDENT}also begins", "bold")
+            yield _text(f"{_INDENT}other divergences", "bold")
         for other in summary.others:
             yield _text(f"{_INDENT}{_INDENT}").append(visible(other.op), "bold").append(visible(f"  {other.sentence}"))
     else:
@@ -200,9 +205,7 @@ def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
     yield _text(_INDENT).append(visible(first.op), "bold").append(visible(inside))
     yield _text(_INDENT + first.sentence)
     if first.stack_line:
-        # path:line, which terminals and editors turn into a link
-        line = _FRAME.sub(r"\1:\2, in \3: ", first.stack_line)
-        yield _text(_INDENT + "at ", "dim").append(visible(line))
+        yield _text(_INDENT + "at ", "dim").append(visible(place_in_code(first.stack_line)))
     yield _text(f"{_INDENT}value   ", "dim").append(visible(first.row))
     if first.golden_row not in ("", first.row):
         yield _text(f"{_INDENT}golden  ", "dim").append(visible(first.golden_row))

@@ -168,7 +168,7 @@
 
   byId("summary").textContent = chinese
     ? `${data.modules[0]} 个模块中的 ${data.matched[0]} 个对应 ${data.modules[1]} 个中的 ${data.matched[1]} 个`
-    : `${data.matched[0]} of ${data.modules[0]} modules fit ${data.matched[1]} of ${data.modules[1]}`;
+    : `${data.matched[0]} of ${data.modules[0]} modules match ${data.matched[1]} of ${data.modules[1]}`;
   byId("notes").replaceChildren(...data.notes.map((note) => text("li", note)));
   // Open level by level as long as it stays readable.
   for (const side of sides) {
