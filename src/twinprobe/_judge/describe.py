@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._align.calls import all_dims, dims
-from twinprobe._judge.deviation import DIFFERS, dtypes_differ
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow, result_rows
+from twinprobe._judge.deviation import dtypes_differ
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, result_rows
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.origin import Divergence, Result
+from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -36,12 +36,10 @@ from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
-    from numpy.typing import NDArray
 
 # What the numbers behind a sentence say as well.
 _SIZES = {RULES[rule].words for rule in ("far_norm", "far_sketch", "far_ratio", "far_point", "growth", "cosine")}
 _WHOLE = re.compile("(?i)int|bool")
-_NOTHING = 1e-3  # of the usual norm
 _BY_ARGUMENT = "the output differs because an argument differs"
 _MOST_REPLACED = 6  # calls in a group that the other run does not make; more are another implementation
 # Frames of a stack that are nobody's model: the frameworks themselves and what starts them. A user's own folder may be
@@ -413,9 +411,9 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
 
 
 def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:
-    """The gradient of an earlier pass that is still in what an optimiser reads, or clipping before it: sketches add up.
+    """What speaks for an earlier pass's gradient in what an optimiser reads, or clipping before it: sketches add up.
 
-    Empty where there is none, and where the gradient is merely scaled: in proportion to golden's.
+    Empty where nothing does, and where the gradient is merely scaled: in proportion to golden's.
     """
     if flow is None or beginning.cause != OUTSIDE or not (flow.updates | flow.clips)[beginning.call]:
         return ""
@@ -428,8 +426,13 @@ def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, begi
     more = read[0]["sums"][0] - read[1]["sums"][0]
     if abs(cosine(more, read[1]["sums"][0])) > _PARALLEL:
         return ""
-    held = (row for at, row in enumerate(rows.tolist()) if cosine(more, made["sums"][at]) > _PARALLEL)
-    return next((pairs["t_name"][row] for row in held), "")
+    for at, row in enumerate(rows.tolist()):
+        if cosine(more, made["sums"][at]) > _PARALLEL:
+            return f"still holds the gradient of an earlier pass, {pairs['t_name'][row]}"
+    # The pass of a step before is not in this dump.
+    own = int(flow.golden_source[beginning.row])
+    given = own != NONE and flow.role[own] == GRADIENT and flow.marks[0][own] == flow.marks[1][own]
+    return f"is not what the pass of this step gave, {pairs['t_name'][own]}" if given and target.step > 0 else ""
 
 
 def _sketches(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
@@ -538,42 +541,7 @@ def _of_tensors(
     return tensor_kinds(*arrays, expected=expected)
 
 
-# Do the results agree?
-
-
-def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
-    """The loss, the model's outputs, the parameters' gradients and the updates: do they agree, how far off are they?"""
-    flow, noise = judged.flow, judged.noise
-    if flow is None or noise is None or target.single_points:
-        return []
-    matched = evidence.pairs["g_row"].is_not_null().to_numpy()
-    floating = evidence.pairs["t_dtype"].str.contains("(?i)float").fill_null(value=False).to_numpy()
-    rows = result_rows(flow, matched, floating)
-    return [_result(name, found, evidence, judged) for name, found in rows.items() if len(found)]
-
-
-def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judged) -> Result:
-    assert judged.noise is not None
-    error = np.nan_to_num(judged.error[rows], nan=0.0)
-    differs = judged.state[rows] == DIFFERS
-    if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
-        differs |= judged.noise.far[rows]
-    elif not any(beginning.reaches for beginning in judged.beginnings):  # a few epsilons that no call stands out for
-        differs &= judged.noise.far[rows]
-    # Gradients that are zero but for noise are not what one asks for.
-    if name not in ("loss", "outputs") and not differs.any():
-        size = np.nan_to_num(np.abs(evidence.pairs["g_norm"].gather(rows).to_numpy().astype(np.float64)))
-        error = np.where(size > _NOTHING * np.median(size), error, 0.0)
-    worst = int(rows[int(np.argmax(error))])
-    return Result(
-        name=name,
-        agrees=not bool(differs.any()),
-        values=len(rows),
-        differing=int(differs.sum()),
-        worst=_number(float(judged.error[worst])) or 0.0,
-        worst_eps=_number(float(judged.error[worst] / judged.noise.grain[worst])) or 0.0,
-        where=evidence.pairs["t_name"][worst] or "",
-    )
+# What harms nothing.
 
 
 def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
@@ -596,12 +564,18 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         # Tokens: what follows from one that has flipped has an effect, and is expected.
         until = int(judged.calls.of_row[judged.noise.flips].min(initial=until))
     lost = [beginning for beginning in judged.beginnings if not beginning.reaches and beginning.call <= until]
+    effect = "without effect on any result"
+    if judged.flow is not None and judged.noise is not None:
+        matched = evidence.pairs["g_row"].is_not_null().to_numpy()
+        rows = result_rows(judged.flow, matched, matched)
+        if judged.noise.far[rows["loss"]].any() and len(rows[PARAMETER_GRADIENTS]):
+            effect = "with an effect on the loss alone, not on gradients"
     for beginning in lost[:_MOST_NOTES]:
         op = target.ops[beginning.call] if beginning.call != NONE else ""
         named = pairs["t_name"][beginning.row] or pairs["g_name"][beginning.row]
         arguments = [_argument(pairs.row(row, named=True)) for row in beginning.arguments[:2]]
         why = f" ({', '.join(arguments)})" if beginning.cause == ARGUMENT and arguments else ""
-        found.append(f"{named or op} differs more than noise explains, without effect on any result{why}")
+        found.append(f"{named or op} differs more than noise explains, {effect}{why}")
     if len(lost) > _MOST_NOTES:
         found.append(f"{len(lost) - _MOST_NOTES} more differences have no effect on any result")
     return found

@@ -74,7 +74,7 @@ class Suspect:
     from_outside: bool = False
     """Whether the inputs that differ come from no recorded call in either run: the batch, a mask, a state."""
     place: str = ""  # the path of the enclosing module, or ``optimizer``
-    kept: str = ""  # the gradient of an earlier pass that is still in what an optimiser reads
+    kept: str = ""  # what speaks for the gradient of an earlier pass in what an optimiser reads
 
 
 def statistic_kinds(suspect: Suspect) -> list[Kind]:
@@ -360,9 +360,12 @@ def _input(suspect: Suspect) -> Kind | None:
         if not _differs(row):
             continue
         if suspect.kept:
-            sentence = f"{row.name} still holds the gradient of an earlier pass, {suspect.kept}: is zero_grad missing?"
+            sentence = f"{row.name} {suspect.kept}: is zero_grad missing?"
         elif (name := _exchanged(suspect, row, target)) is not None:
-            sentence = f"{row.name} holds what golden has in {name}"
+            # What comes back is added up from all readers of a value.
+            alone = ".backward" in suspect.name and ".backward.output" in name
+            only, so = ("only ", ": nothing else sends a gradient back") if alone else ("", "")
+            sentence = f"{row.name} holds {only}what golden has in {name}{so}"
         elif not suspect.from_outside:
             continue
         elif target.shape == golden.shape and _same_numbers(target, golden):
