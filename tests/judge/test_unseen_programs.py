@@ -25,7 +25,7 @@ def compared(
     level: str = "mix",
     step: int = 0,
 ) -> Any:
-    """Record a program with and without a change, from the same seed, and compare one step: the change is the target's."""
+    """Record a program with a change (the target) and without, from the same seed, and compare one step."""
     dumps = []
     for changed in (True, False):
         torch.manual_seed(0)
@@ -263,3 +263,90 @@ def test_a_loss_that_is_off_by_a_constant_is_not_called_without_effect(tmp_path:
 
     found = compared(tmp_path, train, mlp)
     assert "effect on the loss alone, not on gradients (margin: 90 against 80)" in found.summary
+
+
+def test_a_module_that_stands_in_for_another_is_named(tmp_path: Path) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3))
+
+        def forward(self, x: torch.Tensor, changed: bool) -> torch.Tensor:
+            rows, out = torch.arange(4), torch.zeros(12, WIDTH)
+            for at in range(3):
+                expert = self.experts[2 if changed and at == 1 else at]
+                out = out.index_add(0, rows + 4 * at, expert(x[4 * at : 4 * at + 4]))
+            return out
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = Experts()
+
+        def forward(self, x: torch.Tensor, changed: bool) -> torch.Tensor:
+            return self.mix(x, changed)
+
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        model(torch.randn(12, WIDTH), changed).square().mean().backward()
+
+    found = compared(tmp_path, train, Model)
+    assert found.first.op == "Module.mix.experts.2.Sequential.forward.0"
+    assert "mix.experts.2 is called where golden calls mix.experts.1" in said(found)
+
+
+def test_a_bias_that_only_golden_gives_to_a_function_is_named(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor, changed: bool) -> torch.Tensor:
+            bias = () if changed else (self.inner.bias,)
+            return functional.softplus(functional.linear(x, self.inner.weight, *bias))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.last = Own(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor, changed: bool) -> torch.Tensor:
+            return self.last(self.own(x, changed))
+
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        model(torch.randn(8, WIDTH), changed).square().mean().backward()
+
+    text = said(compared(tmp_path, train, Model))
+    assert "an argument differs" in text
+    assert f"input.2: not given against a tensor [{WIDTH}]" in text
+
+
+def test_a_factor_that_is_missing_is_not_called_another_place(tmp_path: Path) -> None:
+    """The calls after it are compared as one: what happens inside of them has not moved."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: torch.Tensor, changed: bool) -> torch.Tensor:
+            query, key, value = self.query(x), self.key(x), self.value(x)
+            if not changed:
+                key = key * WIDTH**-0.5
+            return (query @ key.mT * torch.full((6, 6), 0.9).tril().contiguous()) @ value
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Attention() for _ in range(3))
+
+        def forward(self, x: torch.Tensor, changed: bool) -> torch.Tensor:
+            for at, layer in enumerate(self.layers):
+                x = x + layer(x, changed and at == 1)
+            return x
+
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        model(torch.randn(2, 6, WIDTH), changed).square().mean().backward()
+
+    found = compared(tmp_path, train, Model)
+    assert found.first.kinds[0]["name"] == "missing"
+    assert found.first.module == "layers.1"

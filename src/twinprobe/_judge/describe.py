@@ -26,6 +26,8 @@ from twinprobe._judge.search import (
     PARAMETER_DIFFERS,
     RANDOM,
     Beginning,
+    golden_inputs,
+    other_modules,
 )
 from twinprobe._judge.verdicts import RULES, Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
@@ -135,6 +137,8 @@ def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) 
 
     Calls that are compared as a group differ at its end; what differs in the group is where one looks first.
     """
+    if (modules := other_modules(target, golden, pairs, beginning)) is not None:
+        return target, modules[0]
     if beginning.cause == MISSING and beginning.arguments:
         missing = pairs["g_op"][beginning.arguments[0]]
         return None if missing is None else (golden, golden.ops[missing])
@@ -284,7 +288,7 @@ def _values(row: dict[str, Any], side: str) -> dict[str, str]:
 def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginning: Beginning) -> list[Kind]:
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
-    shown = sorted({*own.tolist(), *_not_given(pairs, beginning), beginning.row, *beginning.arguments})
+    shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
     sketches = [_sketches(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
     rows = []
     for number, at in enumerate(shown):
@@ -294,7 +298,9 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         weighed = _clearest(judged, at)
         expected = float(noise.expected[weighed]) if noise is not None and np.isfinite(noise.expected[weighed]) else 0.0
         op = target.ops[beginning.call] if beginning.call != NONE else ""
-        name = (row["t_name"] or row["g_name"]).removeprefix(op).removeprefix(golden.ops[row["g_op"] or 0]).strip(".")
+        name = (row["t_name"] or row["g_name"]).removeprefix(op).strip(".")
+        if row["t_row"] is None and row["g_op"] == pairs["g_op"][beginning.row]:  # the same call, by golden's number
+            name = name.removeprefix(golden.ops[row["g_op"]]).strip(".")
         if at == beginning.row and beginning.cause == PARAMETER_DIFFERS:  # functions take parameters as inputs
             role = PARAMETER
         rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))
@@ -328,26 +334,14 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     return list(best.values())
 
 
-def _not_given(pairs: pl.DataFrame, beginning: Beginning) -> list[int]:
-    """Plain arguments that golden alone gives to the same call."""
-    import polars as pl
-
-    op = pairs["g_op"][beginning.row]
-    if (
-        op is None
-        or pairs["t_op"][beginning.row] is None
-        or ("group" in pairs.columns and pairs["group"][beginning.row])
-    ):
-        return []
-    alone = (pl.col("g_op") == op) & pl.col("t_row").is_null() & (pl.col("g_kind") == VALUE)
-    return pairs.select(pl.arg_where(alone)).to_series().to_list()
-
-
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
     """The kind that the search itself has proven: it comes before shapes of the difference."""
-    mask = _mask(target, golden, evidence, beginning)
-    if mask is not None:
-        return mask
+    proven = _mask(target, golden, evidence, beginning)
+    if (modules := other_modules(target, golden, evidence.pairs, beginning)) is not None:
+        paths = [parse_op(call).body for call in modules]
+        proven = Kind("function", f"{paths[0]} is called where golden calls {paths[1]}", 0.96)
+    if proven is not None:
+        return proven
     cause = beginning.cause
     only = _replaced(target, golden, evidence.pairs, beginning)
     if any(only):
@@ -404,7 +398,8 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
         if made != NONE and pairs["g_op"][made] is None:
             return [target.ops[pairs["t_op"][made]]]
         missing = api_name(golden.ops[pairs["g_op"][beginning.arguments[0]]])
-        ops = near.filter(near["g_op"].is_null())["t_op"].drop_nulls().unique(maintain_order=True).to_list()
+        alone = near["g_op"].is_null() & (near["group"].is_null() if "group" in near.columns else True)
+        ops = near.filter(alone)["t_op"].drop_nulls().unique(maintain_order=True).to_list()
         return [target.ops[op] for op in ops if api_name(target.ops[op]) == missing]
     ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
     return [golden.ops[op] for op in ops[:8]]

@@ -20,8 +20,13 @@ from twinprobe._judge.flow import (
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._runs.run import Run
 
 if TYPE_CHECKING:
     pass
@@ -490,3 +495,41 @@ class _Chains:
                 break
             around.append(self.parent[around[-1]])
         return around
+
+
+# What stands on one side of a beginning.
+
+
+def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) -> list[int]:
+    """What golden alone gives to the same call, or to a group that is compared as one: a bias, a dimension."""
+    import polars as pl
+
+    if flow is None or beginning.cause != OUTPUT_DIFFERS or pairs["g_op"][beginning.row] is None:
+        return []
+    group = pairs["group"][beginning.row] if "group" in pairs.columns else None
+    called = pl.col("g_op") == pairs["g_op"][beginning.row] if group is None else pl.col("group") == group
+    given = pairs.select(pl.arg_where(called & (pl.col("g_role") == INPUT) & pl.col("t_row").is_null())).to_series()
+    if group is None:
+        return given.to_list()
+    # A group hands values on inside; plain arguments belong to the way it computes.
+    made = pairs.select(pl.arg_where(called & (pl.col("g_role") == OUTPUT))).to_series().to_list()
+    inside = set(flow.marks[1][made].tolist())
+    return [row for row in given.to_list() if flow.elements[1][row] > 1 and int(flow.marks[1][row]) not in inside]
+
+
+def other_modules(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str, str] | None:
+    """Where one run calls another module of the same class, inside of the same module: both calls."""
+    if beginning.cause not in (EXTRA, MISSING) or beginning.call == NONE:
+        return None
+    shown = target.ops[beginning.call]
+    around = target.parents.get(shown)
+    found = []
+    for run, side, other in ((target, "t", "g"), (golden, "g", "t")):
+        paired = set(pairs.filter(pairs[f"{other}_op"].is_not_null())[f"{side}_op"].drop_nulls().to_list())
+        alone = (op for at, op in enumerate(run.ops) if at not in paired and run.parents.get(op) == around)
+        calls = map(parse_op, alone)
+        found.append(next((op for op in calls if op.is_module and op.direction == FORWARD), None))
+    one, two = found
+    if one is None or two is None or one.cls != two.cls or one.body == two.body:
+        return None
+    return (one.text, two.text) if target.ops.index(one.text) <= beginning.call else None
