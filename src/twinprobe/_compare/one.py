@@ -277,7 +277,8 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
 
 
 def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: Judged, pairs: Pairs) -> Summary:
-    from twinprobe._judge.describe import describe_first, describe_others, notes, results
+    from twinprobe._judge.describe import describe_first, describe_others, notes
+    from twinprobe._judge.origin import results
 
     matched = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
     verdicts = {name: judged.verdict.count(name) for name in ("pass", "warning", "error")}

@@ -33,8 +33,9 @@ def add_little(summary: Summary, target: Run, golden: Run) -> bool:
     if summary.mode == DIGESTS or any(run.arrangement or run.path.name != DUMP for run in runs):
         return True
     first = summary.first
-    # Where the optimizer's calls were recorded, all that is left to add is the setting that explains their difference.
-    inside = first is not None and first.module == IN_OPTIMIZER and first.begins not in (PARAMETER_DIFFERS, OUTSIDE)
+    # Where the optimizer's calls were recorded, all that is left to add is a setting: the one that explains their
+    # difference, or one that changes too little to be seen yet.
+    inside = first is None or (first.module == IN_OPTIMIZER and first.begins not in (PARAMETER_DIFFERS, OUTSIDE))
     return _calls_recorded(summary, runs) and not inside
 
 
@@ -68,8 +69,11 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
     """
     target, golden = runs
     first = summary.first
-    if first is not None and _calls_recorded(summary, runs):
-        return _by_setting(summary, first, updates.first)
+    if _calls_recorded(summary, runs):
+        update = updates.first
+        if first is None and update is not None and update.begins == ARGUMENT:
+            return replace(summary, first=replace(update, order=NONE, module=IN_OPTIMIZER))
+        return summary if first is None else _by_setting(summary, first, update)
     if first is not None and _loss_scaled(first, updates):
         results = [result for result in summary.results if result.name != PARAMETER_GRADIENTS]
         note = (

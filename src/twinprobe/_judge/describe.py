@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._align.calls import all_dims, dims
-from twinprobe._judge.deviation import DIFFERS, dtypes_differ
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow, result_rows
+from twinprobe._judge.deviation import dtypes_differ
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, result_rows
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.origin import Divergence, Result
+from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -26,6 +26,8 @@ from twinprobe._judge.search import (
     PARAMETER_DIFFERS,
     RANDOM,
     Beginning,
+    golden_inputs,
+    other_modules,
 )
 from twinprobe._judge.verdicts import RULES, Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
@@ -36,12 +38,10 @@ from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
-    from numpy.typing import NDArray
 
 # What the numbers behind a sentence say as well.
 _SIZES = {RULES[rule].words for rule in ("far_norm", "far_sketch", "far_ratio", "far_point", "growth", "cosine")}
 _WHOLE = re.compile("(?i)int|bool")
-_NOTHING = 1e-3  # of the usual norm
 _BY_ARGUMENT = "the output differs because an argument differs"
 _MOST_REPLACED = 6  # calls in a group that the other run does not make; more are another implementation
 # Frames of a stack that are nobody's model: the frameworks themselves and what starts them. A user's own folder may be
@@ -137,6 +137,8 @@ def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) 
 
     Calls that are compared as a group differ at its end; what differs in the group is where one looks first.
     """
+    if (modules := other_modules(target, golden, pairs, beginning)) is not None:
+        return target, modules[0]
     if beginning.cause == MISSING and beginning.arguments:
         missing = pairs["g_op"][beginning.arguments[0]]
         return None if missing is None else (golden, golden.ops[missing])
@@ -286,7 +288,7 @@ def _values(row: dict[str, Any], side: str) -> dict[str, str]:
 def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginning: Beginning) -> list[Kind]:
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
-    shown = sorted({*own.tolist(), *_not_given(pairs, beginning), beginning.row, *beginning.arguments})
+    shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
     sketches = [_sketches(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
     rows = []
     for number, at in enumerate(shown):
@@ -297,7 +299,9 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         expected = float(noise.expected[weighed]) if noise is not None and np.isfinite(noise.expected[weighed]) else 0.0
         op = target.ops[beginning.call] if beginning.call != NONE else ""
         whole = row["t_name"] or row["g_name"]
-        name = whole.removeprefix(op).removeprefix(golden.ops[row["g_op"] or 0]).strip(".")
+        name = whole.removeprefix(op).strip(".")
+        if row["t_row"] is None and row["g_op"] == pairs["g_op"][beginning.row]:  # the same call, by golden's number
+            name = name.removeprefix(golden.ops[row["g_op"]]).strip(".")
         name = name or whole  # a tensor of a checkpoint is a call of its own
         if at == beginning.row and beginning.cause == PARAMETER_DIFFERS:  # functions take parameters as inputs
             role = PARAMETER
@@ -332,26 +336,14 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     return list(best.values())
 
 
-def _not_given(pairs: pl.DataFrame, beginning: Beginning) -> list[int]:
-    """Plain arguments that golden alone gives to the same call."""
-    import polars as pl
-
-    op = pairs["g_op"][beginning.row]
-    if (
-        op is None
-        or pairs["t_op"][beginning.row] is None
-        or ("group" in pairs.columns and pairs["group"][beginning.row])
-    ):
-        return []
-    alone = (pl.col("g_op") == op) & pl.col("t_row").is_null() & (pl.col("g_kind") == VALUE)
-    return pairs.select(pl.arg_where(alone)).to_series().to_list()
-
-
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
     """The kind that the search itself has proven: it comes before shapes of the difference."""
-    mask = _mask(target, golden, evidence, beginning)
-    if mask is not None:
-        return mask
+    proven = _mask(target, golden, evidence, beginning)
+    if (modules := other_modules(target, golden, evidence.pairs, beginning)) is not None:
+        paths = [parse_op(call).body for call in modules]
+        proven = Kind("function", f"{paths[0]} is called where golden calls {paths[1]}", 0.96)
+    if proven is not None:
+        return proven
     cause = beginning.cause
     only = _replaced(target, golden, evidence.pairs, beginning)
     if any(only):
@@ -408,16 +400,17 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
         if made != NONE and pairs["g_op"][made] is None:
             return [target.ops[pairs["t_op"][made]]]
         missing = api_name(golden.ops[pairs["g_op"][beginning.arguments[0]]])
-        ops = near.filter(near["g_op"].is_null())["t_op"].drop_nulls().unique(maintain_order=True).to_list()
+        alone = near["g_op"].is_null() & (near["group"].is_null() if "group" in near.columns else True)
+        ops = near.filter(alone)["t_op"].drop_nulls().unique(maintain_order=True).to_list()
         return [target.ops[op] for op in ops if api_name(target.ops[op]) == missing]
     ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
     return [golden.ops[op] for op in ops[:8]]
 
 
 def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:
-    """The gradient of an earlier pass that is still in what an optimiser reads, or clipping before it: sketches add up.
+    """What speaks for an earlier pass's gradient in what an optimiser reads, or clipping before it: sketches add up.
 
-    Empty where there is none, and where the gradient is merely scaled: in proportion to golden's.
+    Empty where nothing does, and where the gradient is merely scaled: in proportion to golden's.
     """
     if flow is None or beginning.cause != OUTSIDE or not (flow.updates | flow.clips)[beginning.call]:
         return ""
@@ -430,8 +423,13 @@ def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, begi
     more = read[0]["sums"][0] - read[1]["sums"][0]
     if abs(cosine(more, read[1]["sums"][0])) > _PARALLEL:
         return ""
-    held = (row for at, row in enumerate(rows.tolist()) if cosine(more, made["sums"][at]) > _PARALLEL)
-    return next((pairs["t_name"][row] for row in held), "")
+    for at, row in enumerate(rows.tolist()):
+        if cosine(more, made["sums"][at]) > _PARALLEL:
+            return f"still holds the gradient of an earlier pass, {pairs['t_name'][row]}"
+    # The pass of a step before is not in this dump.
+    own = int(flow.golden_source[beginning.row])
+    given = own != NONE and flow.role[own] == GRADIENT and flow.marks[0][own] == flow.marks[1][own]
+    return f"is not what the pass of this step gave, {pairs['t_name'][own]}" if given and target.step > 0 else ""
 
 
 def _sketches(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
@@ -540,42 +538,7 @@ def _of_tensors(
     return tensor_kinds(*arrays, expected=expected)
 
 
-# Do the results agree?
-
-
-def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
-    """The loss, the model's outputs, the parameters' gradients and the updates: do they agree, how far off are they?"""
-    flow, noise = judged.flow, judged.noise
-    if flow is None or noise is None or target.single_points:
-        return []
-    matched = evidence.pairs["g_row"].is_not_null().to_numpy()
-    floating = evidence.pairs["t_dtype"].str.contains("(?i)float").fill_null(value=False).to_numpy()
-    rows = result_rows(flow, matched, floating)
-    return [_result(name, found, evidence, judged) for name, found in rows.items() if len(found)]
-
-
-def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judged) -> Result:
-    assert judged.noise is not None
-    error = np.nan_to_num(judged.error[rows], nan=0.0)
-    differs = judged.state[rows] == DIFFERS
-    if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
-        differs |= judged.noise.far[rows]
-    elif not any(beginning.reaches for beginning in judged.beginnings):  # a few epsilons that no call stands out for
-        differs &= judged.noise.far[rows]
-    # Gradients that are zero but for noise are not what one asks for.
-    if name not in ("loss", "outputs") and not differs.any():
-        size = np.nan_to_num(np.abs(evidence.pairs["g_norm"].gather(rows).to_numpy().astype(np.float64)))
-        error = np.where(size > _NOTHING * np.median(size), error, 0.0)
-    worst = int(rows[int(np.argmax(error))])
-    return Result(
-        name=name,
-        agrees=not bool(differs.any()),
-        values=len(rows),
-        differing=int(differs.sum()),
-        worst=_number(float(judged.error[worst])) or 0.0,
-        worst_eps=_number(float(judged.error[worst] / judged.noise.grain[worst])) or 0.0,
-        where=evidence.pairs["t_name"][worst] or "",
-    )
+# What harms nothing.
 
 
 def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
@@ -598,12 +561,18 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         # Tokens: what follows from one that has flipped has an effect, and is expected.
         until = int(judged.calls.of_row[judged.noise.flips].min(initial=until))
     lost = [beginning for beginning in judged.beginnings if not beginning.reaches and beginning.call <= until]
+    effect = "without effect on any result"
+    if judged.flow is not None and judged.noise is not None:
+        matched = evidence.pairs["g_row"].is_not_null().to_numpy()
+        rows = result_rows(judged.flow, matched, matched)
+        if judged.noise.far[rows["loss"]].any() and len(rows[PARAMETER_GRADIENTS]):
+            effect = "with an effect on the loss alone, not on gradients"
     for beginning in lost[:_MOST_NOTES]:
         op = target.ops[beginning.call] if beginning.call != NONE else ""
         named = pairs["t_name"][beginning.row] or pairs["g_name"][beginning.row]
         arguments = [_argument(pairs.row(row, named=True)) for row in beginning.arguments[:2]]
         why = f" ({', '.join(arguments)})" if beginning.cause == ARGUMENT and arguments else ""
-        found.append(f"{named or op} differs more than noise explains, without effect on any result{why}")
+        found.append(f"{named or op} differs more than noise explains, {effect}{why}")
     if len(lost) > _MOST_NOTES:
         found.append(f"{len(lost) - _MOST_NOTES} more differences have no effect on any result")
     return found

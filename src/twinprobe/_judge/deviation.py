@@ -33,6 +33,7 @@ _USUAL = 0.3
 PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the epsilon of the step's matrix products
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
+_LAST_DIGITS = 1e-12  # of a plain number
 WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 _BETWEEN = 8.0  # roundings that code between recorded calls may add
 
@@ -266,7 +267,9 @@ def _judge_values(rows: Rows, deviation: Deviation) -> None:
     numbers = ~rows.blank("max")
     with np.errstate(invalid="ignore"):
         t_number, g_number = rows.number("t", "max"), rows.number("g", "max")
-        same_number = (t_number == g_number) | (np.isnan(t_number) & np.isnan(g_number))
+        # A learning rate of a schedule that is written otherwise differs in the last digits of float64.
+        same_number = np.isclose(t_number, g_number, rtol=_LAST_DIGITS, atol=0.0, equal_nan=True)
+        same_number &= (t_number == g_number) | (t_number % 1 != 0)
     equal = np.where(numbers, same_number, equal) | devices(pairs)
     deviation.state[rows.value] = np.where(equal, IDENTICAL, DIFFERS)[rows.value]
     deviation.state[rows.mixed] = UNKNOWN

@@ -42,7 +42,9 @@ _OVERWRITE = frozenset({
     "log_normal_", "trunc_normal_",
 })  # fmt: skip
 # The operators that write: others end with underscores too.
-_OPERATORS = frozenset(f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor matmul".split())
+_OPERATORS = frozenset(
+    f"__i{name}__" for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul"]
+)
 _OPERATORS |= {"__setitem__"}
 _DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
 _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})

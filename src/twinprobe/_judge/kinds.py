@@ -74,7 +74,7 @@ class Suspect:
     from_outside: bool = False
     """Whether the inputs that differ come from no recorded call in either run: the batch, a mask, a state."""
     place: str = ""  # the path of the enclosing module, or ``optimizer``
-    kept: str = ""  # the gradient of an earlier pass that is still in what an optimiser reads
+    kept: str = ""  # what speaks for the gradient of an earlier pass in what an optimiser reads
 
 
 def statistic_kinds(suspect: Suspect) -> list[Kind]:
@@ -148,9 +148,7 @@ def _same_numbers(first: Side, second: Side) -> bool:
     count = max(1, math.prod(second.shape))
     coarse = max(_eps(first), _eps(second))
     near = 1e-6 if first.dtype == second.dtype else coarse
-    if (
-        first.l1 is not None and second.l1 is not None
-    ):  # sums of full precision: rounding leaves hardly anything of them
+    if first.l1 is not None and second.l1 is not None:  # sums of full precision: rounding leaves hardly anything
         coarse = 1e-6 if first.dtype == second.dtype else max(1e-6, 2 * coarse / math.sqrt(count))
     scale, root = max(abs(two[0]), abs(two[1])), two[3] / math.sqrt(count)
     sums = [(one[2], two[2], max(abs(two[2]), root)), (one[3], two[3], two[3])]
@@ -187,6 +185,9 @@ def _argument(suspect: Suspect) -> Kind | None:
     found = []
     for row in (row for row in suspect.rows if row.role == INPUT):
         values = [side.value if side is not None else None for side in (row.target, row.golden)]
+        if row.target is None and row.golden is not None and row.golden.value is None:
+            found.append((row.name, "not given", f"a tensor {list(row.golden.shape)}"))
+            continue
         if values == [None, None] or _same_text(*values):
             continue
         if None in values and any(side is not None and side.value is None for side in (row.target, row.golden)):
@@ -360,9 +361,12 @@ def _input(suspect: Suspect) -> Kind | None:
         if not _differs(row):
             continue
         if suspect.kept:
-            sentence = f"{row.name} still holds the gradient of an earlier pass, {suspect.kept}: is zero_grad missing?"
+            sentence = f"{row.name} {suspect.kept}: is zero_grad missing?"
         elif (name := _exchanged(suspect, row, target)) is not None:
-            sentence = f"{row.name} holds what golden has in {name}"
+            # What comes back is added up from all readers of a value.
+            alone = ".backward" in suspect.name and ".backward.output" in name
+            only, so = ("only ", ": nothing else sends a gradient back") if alone else ("", "")
+            sentence = f"{row.name} holds {only}what golden has in {name}{so}"
         elif not suspect.from_outside:
             continue
         elif target.shape == golden.shape and _same_numbers(target, golden):

@@ -137,9 +137,8 @@ def expected_errors(
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
-    allowed = np.where(
-        flow.role == GRADIENT, np.hypot(allowed, _usual_of_gradients(flow, values, depth * grain)), allowed
-    )
+    usual = _usual_of_gradients(flow, values, depth * grain)
+    allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, usual), allowed)
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
@@ -380,22 +379,7 @@ class _Operands:
             np.maximum.at(array, owners, what[self.gives])
         self.terms = self._contracted(pairs, flow)
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
-        self.divides = flow.updates & flow.each_call(lambda op: _DIVIDES in op.body)
-        self.step, self.least = np.zeros(count), np.ones(count)  # the largest plain number given: an update's step
-        if self.divides.any():
-            plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
-            number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
-            np.maximum.at(self.step, flow.of_row[plain], number[plain])
-            # Without one, the quotient itself is added: RMSprop's into its momentum.
-            whole = self.divides & (self.step == 0) & ~flow.each_call(lambda op: _OF_LISTS in op.body)
-            self.step = np.where(self.step > 0, self.step, np.where(whole, 1.0, _USUAL_STEP))
-            self.least = np.where(whole, 0.0, 1.0)
-        self.rate = np.zeros(count)  # of an update that divides by the size of its gradient: optimizer.json
-        adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
-        if adapts.any():
-            given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())
-            self.rate[flow.of_row[given]] = np.nan_to_num(pairs["t_max"].to_numpy().astype(np.float64)[given])
-            self.rate = np.where(adapts, self.rate, 0.0)
+        self._updates(pairs, flow)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
@@ -419,6 +403,28 @@ class _Operands:
         least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
         steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
         self.steep = np.fmax(self.steep, steepest)
+
+    def _updates(self, pairs: pl.DataFrame, flow: Flow) -> None:
+        """How far an update may go that divides noise by noise."""
+        self.divides = flow.updates & flow.each_call(lambda op: _DIVIDES in op.body)
+        self.step, self.least = (
+            np.zeros(self.count),
+            np.ones(self.count),
+        )  # the largest plain number given: an update's step
+        if self.divides.any():
+            plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
+            number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
+            np.maximum.at(self.step, flow.of_row[plain], number[plain])
+            # Without one, the quotient itself is added: RMSprop's into its momentum.
+            whole = self.divides & (self.step == 0) & ~flow.each_call(lambda op: _OF_LISTS in op.body)
+            self.step = np.where(self.step > 0, self.step, np.where(whole, 1.0, _USUAL_STEP))
+            self.least = np.where(whole, 0.0, 1.0)
+        self.rate = np.zeros(self.count)  # of an update that divides by the size of its gradient: optimizer.json
+        adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
+        if adapts.any():
+            given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())
+            self.rate[flow.of_row[given]] = np.nan_to_num(pairs["t_max"].to_numpy().astype(np.float64)[given])
+            self.rate = np.where(adapts, self.rate, 0.0)
 
     def _by_place(self) -> tuple[Ints, Ints, Ints]:
         """The first three floating-point inputs of each call; the third is the second where there are two."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools
-from twinprobe._judge.flow import NONE, grouped_calls
+from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, grouped_calls, result_rows
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
@@ -17,6 +17,8 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from twinprobe._judge.verdicts import Evidence, Judged
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -32,6 +34,7 @@ _COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
 _SPECIAL = UNINITIALISED | BUFFERED
 # An error this many times as large as rounding and the inputs' errors explain begins here.
 SUSPICIOUS = 4.0
+_NOTHING = 1e-3  # of the usual norm
 
 
 @dataclass
@@ -266,6 +269,39 @@ def update_of_one_run(ops: list[str], side: str) -> Divergence:
 def unread_rows(count: int, where: str = "") -> str:
     """Say how many rows, ``where`` in the run, could not be read."""
     return f"{count:,} row{'' if count == 1 else 's'}{where} could not be read"
+
+
+def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
+    """The loss, the model's outputs, the parameters' gradients and the updates: do they agree, how far off are they?"""
+    flow, noise = judged.flow, judged.noise
+    if flow is None or noise is None or target.single_points:
+        return []
+    matched = evidence.pairs["g_row"].is_not_null().to_numpy()
+    floating = evidence.pairs["t_dtype"].str.contains("(?i)float").fill_null(value=False).to_numpy()
+    rows = result_rows(flow, matched, floating)
+    claimed = any(beginning.reaches for beginning in judged.beginnings)
+    # A part of a model may give its values in another order, and the code that reads them turn them back: gradients
+    # show whether it did.
+    turned = (flow.marks[0] == flow.marks[1]) & (not claimed) & (len(rows[PARAMETER_GRADIENTS]) > 0)
+    found = []
+    for name, own in ((name, own) for name, own in rows.items() if len(own)):
+        error = np.nan_to_num(judged.error[own], nan=0.0)
+        differs = judged.state[own] == DIFFERS
+        if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
+            differs = (differs | noise.far[own]) & ~turned[own]
+            error[turned[own]] = 0.0
+        elif not claimed:  # a few epsilons that no call stands out for
+            differs &= noise.far[own]
+        # Gradients that are zero but for noise are not what one asks for.
+        if name not in ("loss", "outputs") and not differs.any():
+            size = np.nan_to_num(np.abs(evidence.pairs["g_norm"].gather(own).to_numpy().astype(np.float64)))
+            error = np.where(size > _NOTHING * np.median(size), error, 0.0)
+        worst = int(own[int(np.argmax(error))])
+        sizes = [float(judged.error[worst]), float(judged.error[worst] / noise.grain[worst])]
+        worst_error, worst_eps = (size if np.isfinite(size) else 0.0 for size in sizes)
+        where = evidence.pairs["t_name"][worst] or ""
+        found.append(Result(name, not bool(differs.any()), len(own), int(differs.sum()), worst_error, worst_eps, where))
+    return found
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import pi
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -12,22 +11,25 @@ from numpy.typing import NDArray
 
 from twinprobe._judge.flow import (
     NONE,
-    PARAMETER_GRADIENTS,
     Differences,
     Flow,
     ends_of,
     ignored_rows,
     predictions,
-    result_rows,
 )
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, OpName
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from twinprobe._runs.run import Run
+
+if TYPE_CHECKING:
+    pass
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -68,10 +70,8 @@ _FILL = 9e3  # numbers beyond this are a mask's fill value
 _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
 _TRANSPOSED = 1e-2  # of an input's error: the output of a product does not depend on what differs in it
-_MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise
 _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
-_JUMP = 4.0  # times the error that came in
 _DEEPEST = 64  # modules around a call that are looked through
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
@@ -108,7 +108,7 @@ def find_beginnings(
     for row in np.flatnonzero(facts.given & (flow.role == INPUT) & (flow.of_row >= 0)).tolist():
         if flow.ops[owner := int(flow.of_row[row])].direction == FORWARD:
             arguments.setdefault(owner, []).append(row)
-    events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (_when(flow, row), row))
+    events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (when(flow, row), row))
     taking = {int(flow.of_row[row]) for row in events if flow.role[row] in (INPUT, PARAMETER)}
     deeper = {outer for call in taking for outer in flow.parents_of(call)}
     found: dict[int, Beginning] = {}
@@ -259,7 +259,7 @@ def _alone(row: int, facts: Differences) -> bool:
     return row != NONE and not facts.matched[row]
 
 
-def _when(flow: Flow, row: int) -> float:
+def when(flow: Flow, row: int) -> float:
     """Inputs of a call count when it begins, outputs when it ends."""
     owner = int(flow.of_row[row])
     return float(flow.start[owner]) - 0.5 if flow.role[row] in (INPUT, PARAMETER) else float(owner)
@@ -387,11 +387,16 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         ends &= ~before
     chains = _Chains(flow, noise, facts, ends)
     unseen = bool(gradients.any()) and not compared
+    owners = flow.of_row[gradients & (flow.of_row >= 0)]
+    trained = set() if flow.updates.any() else set(flow.twin[owners].tolist())
     for beginning in beginnings:
         # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
         given = chains.rows_of(beginning.call)
-        acts = unseen and beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
+        parameter = beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
+        acts = unseen and parameter
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
+        # A trained parameter that is far off is as far off after its update, which no call shows here.
+        acts |= parameter and beginning.call in trained
         # What an optimiser writes is read in the next step.
         beginning.reaches |= acts or bool(flow.updates[beginning.call]) or chains.reach_an_end(beginning)
     # A parameter that differs at its optimiser differed where it was used first.
@@ -401,115 +406,6 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         if early:
             early[0].reaches |= late.reaches
             beginnings.remove(late)
-
-
-def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
-    """Where no call stands out and yet the results are far apart: the first value that is.
-
-    What its inputs explain, call by call, may still be a fault that was explained away.
-    """
-    rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
-    # Other whole numbers from outside, tokens say, are no noise: the cause, once the loss is off by more than rounding.
-    given = [one for one in beginnings if one.cause == OUTSIDE and facts.whole[one.row]]
-    if given and noise.far[rows["outputs"]].any() and noise.abnormal[rows["loss"]].any():
-        given[0].reaches = True
-        return beginnings
-    if not _far_apart(flow, noise, facts, rows):
-        return beginnings
-    forward = flow.each_call(lambda op: op.direction == FORWARD) & ~flow.updates
-    # A sign, a rounding, an index flips, and other elements are picked: a step by nature.
-    chooses = flow.each_call(lambda op: operation_of(op).family == Family.CHOICE)
-    chooses[flow.of_row[(flow.role == INPUT) & facts.whole & facts.matched]] = True
-    flips = flow.spread(chooses) & (flow.role == OUTPUT)
-    flips |= (flow.source != NONE) & flips[flow.source]
-    apart = noise.far & ~flips & ~ignored_rows(flow, noise.error)
-    known = np.flatnonzero(apart & facts.matched & flow.spread(forward & flow.leaf)).tolist()
-    flipped = np.flatnonzero(noise.far & flips & facts.matched).tolist()
-    if flipped and known and min(flipped) < min(known):  # what follows from a flip is expected
-        for beginning in beginnings[:1]:
-            beginning.reaches |= _when(flow, beginning.row) <= _when(flow, min(flipped))  # the flip follows from this
-        return beginnings
-    grew = []
-    if known:
-        row = min(known, key=lambda row: (_when(flow, row), row))
-        row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
-        came = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row == flow.of_row[row]) & ~noise.masked
-        before = float(np.max(np.nan_to_num(noise.error), where=came & (flow.role[row] == OUTPUT), initial=0.0))
-        said = any(one.call == flow.of_row[row] or row in one.arguments for one in beginnings)
-        if noise.error[row] > _passed_on(flow.ops[int(flow.of_row[row])], before) and not said:
-            grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
-    found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
-    for beginning in found:
-        # What one run alone makes is seen where it is read.
-        if noise.far[[beginning.row, *beginning.arguments]].any() or beginning in grew:
-            beginning.reaches = True
-            break
-    return found
-
-
-def _far_apart(flow: Flow, noise: Noise, facts: Differences, rows: dict[str, Ints]) -> bool:
-    """Whether the results of the two runs, and the gradients where there are any, are further apart than noise is."""
-    # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
-    gradients, loss, outputs = len(rows[PARAMETER_GRADIENTS]), rows["loss"], rows["outputs"]
-    # Without either, what comes last counts: padding of a prompt is off, and no token that is made of it.
-    final = loss if len(loss) else outputs[flow.of_row[outputs] == flow.of_row[outputs].max(initial=0)]
-    read = bool(gradients) or bool((noise.abnormal if len(loss) else noise.matters)[final].any())
-    if not (noise.far[loss].any() or (read and noise.far[outputs].any())):
-        return False
-    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
-    return bool(seen.sum() >= _MANY_GRADIENTS * gradients)
-
-
-def _passed_on(op: OpName, error: float) -> float:
-    """How far off noise in its inputs may leave what a call gives: less is no step, noise grows from call to call."""
-    # An unknown class may take signs or round: with a relative error r, r / pi of normal numbers change their sign.
-    opaque = op.is_module and operation_of(op).family == Family.OTHER
-    return max(_JUMP * error, 2 * (error / pi) ** 0.5 if opaque else 0.0)
-
-
-def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
-    """Where only one run lets gradients through: a parameter that it alone trains, a value the other has detached.
-
-    It explains gradients that are there in one run only, or that part on the way back.
-    """
-    other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
-    alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
-    alone &= ~facts.matched
-    claims = [beginning for beginning in beginnings if beginning.reaches]
-    if claims:
-        back = flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
-        row = _detached(flow, facts, other) if back else None
-    elif not alone.any():
-        row = None
-    elif (parameters := other & (flow.role == PARAMETER)).any():
-        row = int(np.argmax(parameters))
-    else:  # of modules that both runs have: which of them have a gradient in one run only?
-        modules = pairs["t_name"].fill_null(pairs["g_name"]).str.extract(MODULE_OF_ROW)
-        held, trained = (set(modules.filter(rows)) for rows in (facts.matched & (flow.role == PARAMETER), alone))
-        row = _detached(flow, facts, other) if (held & trained) - {None} else None
-    if row is None:
-        return beginnings
-    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
-
-
-def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
-    """The first value that a forward call takes with gradients in one run only; ``other``: requires_grad differs."""
-    forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
-    # Not where it was computed without gradients: a function may have a backward pass of its own. A gradient is read
-    # again by a penalty, which trains nothing unless the pass before kept its graph.
-    made = (flow.source != NONE) & other[flow.source] & flow.spread(forward)[flow.source]
-    taken = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
-    # So may a module: it takes the value, and gives its gradient in both runs.
-    gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
-    come_back = set(flow.twin[flow.of_row[gives]].tolist()) - {NONE}
-    passed: set[int] = set()
-    for row in np.flatnonzero(taken)[:_MOST].tolist():
-        around = set(flow.parents_of(int(flow.of_row[row])))
-        takers = flow.of_row[(flow.mark == flow.mark[row]) & (flow.role == INPUT)].tolist()
-        passed |= around & come_back & set(takers)
-        if not around & passed:
-            return int(row)
-    return None
 
 
 class _Chains:
@@ -599,3 +495,41 @@ class _Chains:
                 break
             around.append(self.parent[around[-1]])
         return around
+
+
+# What stands on one side of a beginning.
+
+
+def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) -> list[int]:
+    """What golden alone gives to the same call, or to a group that is compared as one: a bias, a dimension."""
+    import polars as pl
+
+    if flow is None or beginning.cause != OUTPUT_DIFFERS or pairs["g_op"][beginning.row] is None:
+        return []
+    group = pairs["group"][beginning.row] if "group" in pairs.columns else None
+    called = pl.col("g_op") == pairs["g_op"][beginning.row] if group is None else pl.col("group") == group
+    given = pairs.select(pl.arg_where(called & (pl.col("g_role") == INPUT) & pl.col("t_row").is_null())).to_series()
+    if group is None:
+        return given.to_list()
+    # A group hands values on inside; plain arguments belong to the way it computes.
+    made = pairs.select(pl.arg_where(called & (pl.col("g_role") == OUTPUT))).to_series().to_list()
+    inside = set(flow.marks[1][made].tolist())
+    return [row for row in given.to_list() if flow.elements[1][row] > 1 and int(flow.marks[1][row]) not in inside]
+
+
+def other_modules(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str, str] | None:
+    """Where one run calls another module of the same class, inside of the same module: both calls."""
+    if beginning.cause not in (EXTRA, MISSING) or beginning.call == NONE:
+        return None
+    shown = target.ops[beginning.call]
+    around = target.parents.get(shown)
+    found = []
+    for run, side, other in ((target, "t", "g"), (golden, "g", "t")):
+        paired = set(pairs.filter(pairs[f"{other}_op"].is_not_null())[f"{side}_op"].drop_nulls().to_list())
+        alone = (op for at, op in enumerate(run.ops) if at not in paired and run.parents.get(op) == around)
+        calls = map(parse_op, alone)
+        found.append(next((op for op in calls if op.is_module and op.direction == FORWARD), None))
+    one, two = found
+    if one is None or two is None or one.cls != two.cls or one.body == two.body:
+        return None
+    return (one.text, two.text) if target.ops.index(one.text) <= beginning.call else None

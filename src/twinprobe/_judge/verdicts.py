@@ -31,7 +31,8 @@ from twinprobe._judge.flow import NONE, Differences, Flow, ignored_rows, trace
 from twinprobe._judge.noise import Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
-from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, grown, untrained
+from twinprobe._judge.reconsider import grown, untrained, without_the_usual
+from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.names import TOTAL_NORM
 from twinprobe._runs.run import DIGESTS, Run
@@ -335,8 +336,6 @@ def _weigh(
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
     if any(beginning.reaches and not noise.far[beginning.row] for beginning in beginnings):
-        from twinprobe._judge.siblings import without_the_usual
-
         beginnings = without_the_usual(flow, noise, facts, limit, isolated, limit >= plain, sketched, beginnings)
     claimed = any(beginning.reaches for beginning in beginnings)
     beginnings = untrained(pairs, flow, facts, beginnings if claimed else grown(flow, noise, facts, beginnings))
