@@ -27,16 +27,18 @@ from twinprobe._layout.ranks import (
     calls_per_module,
     contradictions,
     find_layout,
+    gradients_of,
     open_ranks,
     passes_of,
     recorded_world,
     reduced_types,
     with_experts,
+    without_functions,
     without_recomputation,
 )
 from twinprobe._layout.settle import NO_UPDATE, Settler
-from twinprobe._layout.whole import Whole, make_whole
-from twinprobe._layout.wrong_ranks import numbers_of, only_on, other_data, whose
+from twinprobe._layout.whole import Whole, call_head, make_whole
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -168,7 +170,25 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if any(seen) and not all(seen):
         notes = [*notes, not_compared(job.ranks[seen.index(False)].root)]
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
+    for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
+        if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
+            run.findings = [_of_own_batch(text, run, side) for text in run.findings]
     return with_findings(comparison, notes, lost)
+
+
+def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
+    """Of gradients that differ between ranks: whether each rank's optimizer was given what its own backward gave."""
+    name, _, said = finding.partition(": ")
+    if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
+        return finding
+    row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
+    module, _, parameter = name.removeprefix(OPTIMIZER).rsplit(".", 5)[0].rpartition(".")
+    for piece in whole.pieces_of(row):
+        own = gradients_of(side.files(DUMP)[piece.rank], module, parameter)
+        if piece.stats not in own:
+            return finding
+    ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
+    return f"{name}: ranks {ranks} have the gradients of their own backward passes: nothing has reduced them"
 
 
 def _gradient_precision(side: StepRanks) -> tuple[float, str]:
@@ -218,6 +238,10 @@ def open_wholes(
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
         runs.append(make_whole(ranks, layout, path, micro[at], lender))
+    for at, run in enumerate(runs):
+        other = runs[1 - at]
+        if isinstance(run, Whole) and run.own_words and not isinstance(other, Whole):
+            runs[1 - at] = without_functions(other, run.own_words, call_head)
     left_out = [f"{('target', 'golden')[at]}: {count:,} calls of functions inside backward "
                 "(checkpointing, communication): left out" for at, count in enumerate(again) if count]  # fmt: skip
     return runs, [*notes, *left_out], lost
@@ -243,7 +267,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
-    first = _not_updated(comparison, findings) or _other_data(comparison) or comparison.summary.first
+    first = _not_updated(comparison, findings) or _first_gradient(comparison) or _other_data(comparison)
+    first = first or comparison.summary.first
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
@@ -283,6 +308,23 @@ def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | No
                    module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
 
 
+def _first_gradient(comparison: Comparison) -> Divergence | None:
+    """The first gradient that differs, where the norm of all of them is the first to be blamed."""
+    first, pairs = comparison.summary.first, comparison.evidence.pairs
+    if first is None or not first.op.startswith(TOTAL_NORM):
+        return None
+    differ = (pairs["t_name"].str.contains(_GRADIENT)).fill_null(value=False).to_numpy()
+    rows = np.flatnonzero(differ & (comparison.judged.state == DIFFERS)).tolist()
+    rows = [row for row in rows if not pairs["t_name"][row].startswith(TOTAL_NORM)]
+    if not rows:
+        return None
+    name, other, *norms = (pairs[column][rows[0]] for column in ("t_name", "g_name", "t_norm", "g_norm"))
+    op = name.removesuffix(".input.0")
+    said = f"input.0: it comes from outside and differs: norm {norms[0]:.4g} against {norms[1]:.4g}"
+    return replace(first, op=op, row=name, golden_row=other, order=rows[0], argument="input.0", begins=OUTSIDE,
+                   module=parse_op(op).body.rpartition(".")[0], sentence=said)  # fmt: skip
+
+
 def _other_data(comparison: Comparison) -> Divergence | None:
     """Whole numbers that ranks were given and that differ: words of a batch have extremes, but no other statistics.
 
@@ -310,7 +352,8 @@ def _other_data(comparison: Comparison) -> Divergence | None:
 def _one_factor(comparison: Comparison) -> list[str]:
     """Whether all gradients of an optimizer are the same multiple of golden's: a mean that is a sum, say."""
     pairs = comparison.evidence.pairs
-    rows = pairs.filter(pairs["t_name"].str.contains(_GRADIENT) & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
+    rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
     factors = (rows["t_norm"] / rows["g_norm"]).to_numpy()
     if len(factors) < _FEW_GRADIENTS:
         return []

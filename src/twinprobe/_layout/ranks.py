@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from math import gcd
@@ -20,7 +20,7 @@ from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import experts_in, in_expert
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, parse_op
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.whole_files import whole_file
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -280,6 +280,12 @@ def without_recomputation(dump: RankDump) -> int:
     return len(again)
 
 
+def without_functions(run: Run, modules: Collection[str], head: Callable[[str], str]) -> Run:
+    """The run without the functions right inside of these modules, which are known by their heads."""
+    inside = {name for name, above in run.parents.items() if above is not None and head(above) in modules}
+    return _without(run, {name for name in run.ops if name in inside and not parse_op(name).is_module})
+
+
 def _without(run: Run, left_out: Collection[str]) -> Run:
     import polars as pl
 
@@ -311,6 +317,21 @@ def parameter_shapes(run: Run) -> dict[str, Shape]:
         elif call.text.startswith(OPTIMIZER):
             found[bare_path(call.body.rpartition(".")[0])] = dims(shape) or ()
     return found
+
+
+def gradients_of(dump: Path, module: str, parameter: str) -> list[tuple[float | None, ...]]:
+    """The statistics of a parameter's gradients as backward gave them; none where the dump cannot be read."""
+    import polars as pl
+
+    try:
+        run = open_run(dump)
+    except TwinProbeError:
+        return []
+    rows = run.table.filter(
+        (pl.col("role") == GRADIENT) & pl.col("name").str.contains(rf"\.{re.escape(parameter)}(\.|$)")
+    )
+    return [tuple(stats) for op, *stats in rows.select("op", *STATS).iter_rows()
+            if bare_path(parse_op(run.ops[op]).body) == module]  # fmt: skip
 
 
 def token_shape(run: Run) -> Shape | None:

@@ -153,7 +153,7 @@ class _Side:
             stats = tuple(self.golden[stat][partner] for stat in STATS)
             if self.whole.table["role"][row] == GRADIENT and stats[3] and GRADIENTS in names[partner]:
                 groups[shapes[partner], stats].append(row)
-        found = {}
+        found: dict[int, int] = {}
         for rows in groups.values():
             ranks = [{piece.rank for piece in self.whole.pieces_of(row)} for row in rows]
             if len(rows) > 1 and sum(map(len, ranks)) == len(set().union(*ranks)):  # on other ranks each
@@ -168,7 +168,9 @@ class _Side:
         for rows in groups.values():
             if all(row in self.gradients for row in rows):
                 whole = added_up([self.gradients[row] for row in rows])
-                for row in rows if whole is not None else ():
+                if whole is None:
+                    continue
+                for row in rows:
                     self._take(row, self.partner[row], whole)
                 self.ways["(gradients of a weight that stages share) added up"] += len(rows)
 
@@ -347,8 +349,6 @@ class _Side:
         self.whole.ways[row], self.whole.arithmetic[row] = way, arithmetic
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
-        if row in self.shared:
-            self.gradients[row] = found
         self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))
 
     def _blocks(self, row: int, pieces: list[Piece]) -> list[Piece] | None:
@@ -574,6 +574,8 @@ class _Side:
 
     def _take(self, row: int, partner: int | None, found: Known) -> None:
         """Write a whole value into its row. A statistic that is only a bound counts where the other side breaks it."""
+        if row in self.shared:
+            self.gradients.setdefault(row, found)
         self.changes["shape"][row] = str(list(found.shape))
         self.changes["file"][row] = found.recipe
         self.changes["digest"][row] = None

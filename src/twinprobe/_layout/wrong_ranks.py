@@ -36,6 +36,7 @@ _NEARER = 0.1  # a piece is right where it has less than this of the worst one's
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
+NOT_GOLDENS = ", and none is golden's"
 _MEASURES = ("block_norm", "block_max")
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
@@ -115,7 +116,7 @@ def odd_copies(
     if goal is not None and distance(best) > 1e-5 * scale:
         ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
         if not parts:
-            return f"the copies of ranks {ranks} differ, and none is golden's", odd
+            return f"the copies of ranks {ranks} differ{NOT_GOLDENS}", odd
         adds = "adds them up" if parts == "sum" else "averages them"
         return f"golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}", odd
     wrong: set[int] = set()

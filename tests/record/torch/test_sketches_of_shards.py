@@ -109,7 +109,8 @@ def recorded(folder: Path, layout: str, world: int) -> tuple[list[np.ndarray], l
 
 
 CASES = [
-    "sequence-2", "gathered-2",
+    "sequence-2",
+    "gathered-2",
     *(pytest.param(case, marks=pytest.mark.slow) for case in ("tensor-2", "tensor-4", "fsdp-2", "partial-2")),
 ]
 
