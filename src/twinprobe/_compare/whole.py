@@ -32,6 +32,7 @@ from twinprobe._layout.ranks import (
     passes_of,
     recorded_world,
     reduced_types,
+    token_shape,
     with_experts,
     without_functions,
     without_recomputation,
@@ -399,6 +400,8 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
         # A function is given the parameters of the module around it.
         around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
         rows = (own & np.isin(role, (PARAMETER, OUTPUT))) | ((of_row == around) & differs & (role == PARAMETER))
+        if call == first and not (rows & (role == PARAMETER)).any():  # what came from outside
+            rows |= own & (role == INPUT)
         asked |= dict.fromkeys(np.flatnonzero(rows).tolist(), bool((own & (role == INPUT)).any()))
     if run.path.name == OPTIMIZER_FILE:  # parameters that differ before a step come first, wherever they stand
         asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)
@@ -434,10 +437,19 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
             if layout is not None:
                 layout = with_experts(layout, ranks, alone)
             else:
-                layout, how = find_layout(ranks, alone, side.world, where)
+                beside = None if other.world == 1 else other
+                layout, how = find_layout(ranks, alone, side.world, where, beside and _words_of(beside))
         layouts.append(layout)
         notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
     return layouts, notes, given
+
+
+def _words_of(side: StepRanks) -> tuple[int, ...] | None:
+    """The shape of the words that the first readable rank was given."""
+    for file in side.files(DUMP).values():
+        with suppress(TwinProbeError):
+            return token_shape(open_run(file))
+    return None
 
 
 def whole_files(job: Job) -> list[Path]:

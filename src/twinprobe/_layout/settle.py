@@ -20,9 +20,11 @@ from twinprobe._align.links import Pairs
 from twinprobe._layout.pieces import (
     AXES,
     BATCH_AXES,
+    BLOCKS,
     COPIES,
     EXACT,
     SUM,
+    ZIGZAG,
     Arithmetic,
     Known,
     Piece,
@@ -37,7 +39,7 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.whole import Whole, common_shapes
-from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches
+from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, order_of_sequence, parts_by_sketches
 from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -412,8 +414,33 @@ class _Side:
 
     @cached_property
     def orders(self) -> dict[str, str]:
-        """In which order pieces along an axis follow one another: context parallel ranks have two stretches each."""
-        return {"cp": "zigzag"} if self.whole.layout.cp > 1 else {}
+        """In which order pieces along an axis follow one another.
+
+        Context parallel ranks have two stretches of each sequence, one from the front and one from the back, unless
+        the words tell that they have one.
+        """
+        if self.whole.layout.cp == 1:
+            return {}
+        kinds, dtypes, roles = (self.whole.table[name].to_list() for name in ("kind", "dtype", "role"))
+        choices = [Arithmetic({}, {"cp": ZIGZAG}), Arithmetic({}, {"cp": BLOCKS})]
+        for row, partner in self.partner.items() if not self.optimizer else ():
+            if kinds[row] != TENSOR or roles[row] != INPUT or "int" not in (dtypes[row] or ""):
+                continue
+            pieces = self.whole.pieces_of(row)
+            whole = dims(self.other.table["shape"][partner])
+            places = tuple((piece.place, piece.shape) for piece in pieces if piece.shape is not None)
+            if len(whole or ()) != 2 or len(places) < len(pieces):
+                continue
+            copies = tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES)))
+            way = fitting_way(places, whole, copies, weight=False) or ()
+            found = order_of_sequence(self.whole, row, self.other, partner, way, choices) if way else -1
+            if found >= 0:
+                if found:
+                    self.whole.assumed.append(
+                        "context parallel ranks have one stretch of each sequence, as their words tell"
+                    )
+                return {"cp": choices[found].orders["cp"]}
+        return {"cp": ZIGZAG}
 
     def _groups(self, block: Piece, way: Any) -> int:
         """Where batch and sequence are one dimension, as many stretches as the batch has sequences."""

@@ -17,7 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import bare_path, dims, epsilon
-from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together, same
+from twinprobe._layout.pieces import (
+    AXES,
+    COPIES,
+    PLAIN,
+    Arithmetic,
+    Piece,
+    Placement,
+    Way,
+    load_whole,
+    of_placement,
+    put_together,
+    same,
+)
 from twinprobe._layout.ranks import REDUCTION, RankDump
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
@@ -62,6 +74,9 @@ def whose(
         wrong = _by_blocks(whole, row, other, partner)
         if not wrong and not inherited:
             wrong = _by_statistics(pieces, other, partner)
+            gaps, _, close = _block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
+            if any(gap > close for at, gap in gaps.items() if at not in wrong):  # others are wrong as well
+                wrong = set()
     if not wrong or len(wrong) == len(pieces):
         return ""
     ranks = sorted({pieces[at].rank for at in wrong})
@@ -161,6 +176,24 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     gaps, _, close = _block_gaps(whole, row, other, partner)
     pieces = whole.pieces_of(row)
     return sorted({pieces[at].rank for at, gap in gaps.items() if gap > close})
+
+
+def order_of_sequence(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
+    """Which of some orders the pieces of whole numbers (the words of a batch) are in; -1 where none fits, or several.
+
+    Sketches tell: blocks of the same elements have the same norms.
+    """
+    known = whole.ways.get(row), whole.arithmetic.get(row)
+    fits = []
+    for at, arithmetic in enumerate(orders):
+        whole.ways[row], whole.arithmetic[row] = way, arithmetic
+        alone, shared, close = _block_gaps(whole, row, other, partner)
+        gaps = [*alone.values(), *(one.gap for one in shared)]
+        if gaps and max(gaps) <= close:
+            fits.append(at)
+    for place, value in zip((whole.ways, whole.arithmetic), known, strict=True):
+        place.pop(row, None) if value is None else place.__setitem__(row, value)  # type: ignore[attr-defined]
+    return fits[0] if len(fits) == 1 else -1
 
 
 def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:
