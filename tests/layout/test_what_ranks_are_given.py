@@ -115,3 +115,60 @@ def test_functions_between_experts_are_left_out_of_both_runs(
     found = compared(tmp_path, capsys, "ep=2")
     assert found["first"]["op"] == around
     assert found["golden_only"] == 0
+
+
+def test_a_parameter_that_differs_comes_before_its_gradients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [np.random.default_rng(at).standard_normal((32, 8)).astype(np.float32) for at in range(3)]
+    for folder, wrong in (("g/step0/proc1", 1.0), ("t/step0/rank0", 1.5), ("t/step0/rank1", 1.5)):
+        record(tmp_path / folder, {NORM: {"output.0": weights[0]}})
+        calls = {}
+        for at, weight in enumerate(weights):
+            before = weight * np.float32(wrong if at == 2 else 1.0)
+            gradient = weight[::-1] * np.float32(wrong)  # all of them follow
+            values = {"input.0": gradient, "output.0": before - gradient, "parameters.before": before}
+            calls[f"Optimizer.layers.{at}.weight.SGD.0.forward"] = values
+        record(tmp_path / folder, calls, name="optimizer")
+    first = optimizers(tmp_path, capsys, "dp=2")["first"]
+    assert (first["op"], first["argument"]) == ("Optimizer.layers.2.weight.SGD.0.forward", "parameters.before")
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_words_tell_how_sequences_are_cut(zigzag: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last sequence of rank 1 is wrong; where its words lie depends on the order of the stretches."""
+    words = np.random.default_rng(5).integers(0, 1000, (8, 16))
+    table = np.random.default_rng(6).standard_normal((1000, 8)).astype(np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"input.0": words, "output.0": table[words]}})
+    chunks = np.split(words, 4, axis=1)
+    for rank, own in enumerate([(0, 3), (1, 2)] if zigzag else [(0, 1), (2, 3)]):
+        part = np.concatenate([chunks[at] for at in own], axis=1)
+        wrong = np.float32([1.0] * 7 + [1.0 + rank])[:, None, None]
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: {"input.0": part, "output.0": table[part] * wrong}})
+    found = compared(tmp_path, capsys, "cp=2")
+    assert found["first"]["sentence"].endswith("rank 1's shard differs")
+    stretch = "target: context parallel ranks have one stretch of each sequence, as their words tell"
+    assert (stretch in found["notes"]) is not zigzag
+
+
+def test_two_data_parallel_runs_need_no_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = np.random.default_rng(5).integers(0, 32, (8, 16))
+    table = np.random.default_rng(6).standard_normal((32, 8)).astype(np.float32)
+    for folder, ranks in (("t", 4), ("g", 2)):
+        for rank, own in enumerate(np.split(words, ranks)):
+            place = tmp_path / folder / "step0" / f"rank{rank}"
+            record(place, {UP: {"input.0": own, "parameters.weight": table, "output.0": table[own]}})
+            (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": ranks}))
+    found = compared(tmp_path, capsys, "")
+    assert "target: 4 ranks, layout dp=4 (found: all ranks hold the same parameters)" in found["notes"]
+    assert found["first"] is None
+
+
+def test_no_rank_is_named_where_all_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Normalised by its own samples alone, each rank's part is off; one of them holds more than the whole may."""
+    values = np.random.default_rng(5).standard_normal((8, 64)).astype(np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {NORM: {"output.0": values}})
+    for rank, factor in enumerate((0.8, 1.3)):
+        own = np.split(values, 2)[rank] * np.float32(factor)
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {NORM: {"output.0": own}})
+    assert "shard" not in compared(tmp_path, capsys, "dp=2")["first"]["sentence"]

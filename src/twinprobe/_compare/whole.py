@@ -268,7 +268,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
-    first = _not_updated(comparison, findings) or _first_gradient(comparison) or _other_data(comparison)
+    first = _not_updated(comparison, findings) or _before_the_gradients(comparison) or _other_data(comparison)
     first = first or comparison.summary.first
     said: list[str] = []
     if first is not None:
@@ -309,21 +309,34 @@ def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | No
                    module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
 
 
-def _first_gradient(comparison: Comparison) -> Divergence | None:
-    """The first gradient that differs, where the norm of all of them is the first to be blamed."""
+def _before_the_gradients(comparison: Comparison) -> Divergence | None:
+    """What comes first in an optimizer's step, wherever it stands: a parameter that differs before the first step of
+    all, and of gradients any one before the norm of all of them."""
     first, pairs = comparison.summary.first, comparison.evidence.pairs
-    if first is None or not first.op.startswith(TOTAL_NORM):
+    if first is None or comparison.target.path.name != OPTIMIZER_FILE:
         return None
-    differ = (pairs["t_name"].str.contains(_GRADIENT)).fill_null(value=False).to_numpy()
-    rows = np.flatnonzero(differ & (comparison.judged.state == DIFFERS)).tolist()
-    rows = [row for row in rows if not pairs["t_name"][row].startswith(TOTAL_NORM)]
-    if not rows:
-        return None
-    name, other, *norms = (pairs[column][rows[0]] for column in ("t_name", "g_name", "t_norm", "g_norm"))
-    op = name.removesuffix(".input.0")
-    said = f"input.0: it comes from outside and differs: norm {norms[0]:.4g} against {norms[1]:.4g}"
-    return replace(first, op=op, row=name, golden_row=other, order=rows[0], argument="input.0", begins=OUTSIDE,
-                   module=parse_op(op).body.rpartition(".")[0], sentence=said)  # fmt: skip
+    differs = comparison.judged.state == DIFFERS
+    told = {"parameters.before": "the parameter differs", "input.0": "it comes from outside and differs"}
+    for argument, said in told.items():
+        if first.argument == argument or (argument == "input.0" and not first.op.startswith(TOTAL_NORM)):
+            return None
+        rows = np.flatnonzero(differs & pairs["t_name"].str.ends_with(f".{argument}").fill_null(value=False).to_numpy())
+        names = [(row, pairs["t_name"][row]) for row in rows.tolist()]
+        names = [(row, name) for row, name in names if not name.startswith(TOTAL_NORM)]
+        if names and (argument == "input.0" or comparison.target.step == 0):
+            row, name = names[0]
+            other, *norms = (pairs[column][row] for column in ("g_name", "t_norm", "g_norm"))
+            op = name.removesuffix(f".{argument}")
+            sentence = f"{argument}: {said}: norm {norms[0]:.4g} against {norms[1]:.4g}"
+            return _moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
+    return None
+
+
+def _moved(first: Divergence, op: str, argument: str, other: str, order: int, module: str, said: str) -> Divergence:
+    """A first difference in another place, a value that comes from outside."""
+    return replace(first, op=op, row=f"{op}.{argument}", golden_row=other, order=order, argument=argument,
+                   module=module, sentence=said, begins=OUTSIDE, target_values={}, golden_values={}, kinds=[],
+                   relative_error=None, error_eps=None, expected_eps=None, times_noise=None)  # fmt: skip
 
 
 def _other_data(comparison: Comparison) -> Divergence | None:
@@ -344,9 +357,7 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         if ranks:
             argument = name.removeprefix(f"{op}.")
             said = f"{argument}: it comes from outside and differs on rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
-            return replace(first, op=op, row=name, golden_row=other, order=order, argument=argument, sentence=said,
-                           module=parse_op(op).body, begins=OUTSIDE, target_values={}, golden_values={}, kinds=[],
-                           relative_error=None, error_eps=None, expected_eps=None, times_noise=None)  # fmt: skip
+            return _moved(first, op, argument, other, order, parse_op(op).body, said)
     return None
 
 
@@ -437,8 +448,8 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
             if layout is not None:
                 layout = with_experts(layout, ranks, alone)
             else:
-                beside = None if other.world == 1 else other
-                layout, how = find_layout(ranks, alone, side.world, where, beside and _words_of(beside))
+                words = _words_of(other) if other.world > 1 else None
+                layout, how = find_layout(ranks, alone, side.world, where, words)
         layouts.append(layout)
         notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
     return layouts, notes, given

@@ -178,21 +178,18 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     return sorted({pieces[at].rank for at, gap in gaps.items() if gap > close})
 
 
-def order_of_sequence(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
+def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
     """Which of some orders the pieces of whole numbers (the words of a batch) are in; -1 where none fits, or several.
 
     Sketches tell: blocks of the same elements have the same norms.
     """
-    known = whole.ways.get(row), whole.arithmetic.get(row)
     fits = []
     for at, arithmetic in enumerate(orders):
-        whole.ways[row], whole.arithmetic[row] = way, arithmetic
+        whole.ways[row], whole.arithmetic[row] = way, arithmetic  # settled later, as is every row
         alone, shared, close = _block_gaps(whole, row, other, partner)
         gaps = [*alone.values(), *(one.gap for one in shared)]
         if gaps and max(gaps) <= close:
             fits.append(at)
-    for place, value in zip((whole.ways, whole.arithmetic), known, strict=True):
-        place.pop(row, None) if value is None else place.__setitem__(row, value)  # type: ignore[attr-defined]
     return fits[0] if len(fits) == 1 else -1
 
 
