@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from test_wrong_ranks import record
+
 from twinprobe._cli import main
 
 
@@ -25,7 +25,7 @@ def random(seed: int, *shape: int) -> np.ndarray:
 
 
 def test_an_interleaved_schedule_is_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each rank holds two stages, as the modules of a list: the first and the third layer, the second and the fourth."""
+    """Each rank holds two stages as a list of modules: the first and the third layer, the second and the fourth."""
     weights, words = [random(at, 16, 16) for at in range(4)], random(9, 8, 16)
     whole: dict[str, dict[str, Any]] = {}
     updates: dict[str, dict[str, Any]] = {}
@@ -72,13 +72,13 @@ def test_a_weight_that_two_stages_share(added: bool, tmp_path: Path, capsys: pyt
     norm, name = "Optimizer.total_norm.SGD.0.forward", "Optimizer.{}.weight.SGD.0.forward"
     record(place, calls | {one: {"gradient.weight": total} for one in gradients})
     own = {name.format("head"): update(total)}
-    record(place, {**own, norm: {"output.0": np.array(np.linalg.norm(total))}}, name="optimizer")
+    record(place, {**own, norm: {"output.0": np.array(np.linalg.norm(total), np.float32)}}, name="optimizer")
     for rank, (path, layers) in enumerate((("embedding", first), ("head", last))):
         place = tmp_path / "t" / "step0" / f"rank{rank}"
         record(place, {f"{layers}.forward.0": layer, gradients[rank]: {"gradient.weight": parts[rank]}})
         gradient = total if added else parts[rank]
         own = {name.format(path): update(gradient)}
-        record(place, {**own, norm: {"output.0": np.array(np.linalg.norm(gradient))}}, name="optimizer")
+        record(place, {**own, norm: {"output.0": np.array(np.linalg.norm(gradient), np.float32)}}, name="optimizer")
     found = compared(tmp_path, capsys)
     assert found["step0/whole"]["first"] is None
     assert "target: 2 values (gradients of a weight that stages share) added up" in found["step0/whole"]["notes"]

@@ -27,16 +27,19 @@ from twinprobe._layout.ranks import (
     calls_per_module,
     contradictions,
     find_layout,
+    gradients_of,
     open_ranks,
     passes_of,
     recorded_world,
     reduced_types,
+    token_shape,
     with_experts,
+    without_functions,
     without_recomputation,
 )
 from twinprobe._layout.settle import NO_UPDATE, Settler
-from twinprobe._layout.whole import Whole, make_whole
-from twinprobe._layout.wrong_ranks import numbers_of, only_on, other_data, whose
+from twinprobe._layout.whole import Whole, call_head, make_whole
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -168,7 +171,25 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if any(seen) and not all(seen):
         notes = [*notes, not_compared(job.ranks[seen.index(False)].root)]
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
+    for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
+        if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
+            run.findings = [_of_own_batch(text, run, side) for text in run.findings]
     return with_findings(comparison, notes, lost)
+
+
+def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
+    """Of gradients that differ between ranks: whether each rank's optimizer was given what its own backward gave."""
+    name, _, said = finding.partition(": ")
+    if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
+        return finding
+    row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
+    module, _, parameter = name.removeprefix(OPTIMIZER).rsplit(".", 5)[0].rpartition(".")
+    for piece in whole.pieces_of(row):
+        own = gradients_of(side.files(DUMP)[piece.rank], module, parameter)
+        if piece.stats not in own:
+            return finding
+    ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
+    return f"{name}: ranks {ranks} have the gradients of their own backward passes: nothing has reduced them"
 
 
 def _gradient_precision(side: StepRanks) -> tuple[float, str]:
@@ -218,6 +239,10 @@ def open_wholes(
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
         runs.append(make_whole(ranks, layout, path, micro[at], lender))
+    for at, run in enumerate(runs):
+        other = runs[1 - at]
+        if isinstance(run, Whole) and run.own_words and not isinstance(other, Whole):
+            runs[1 - at] = without_functions(other, run.own_words, call_head)
     left_out = [f"{('target', 'golden')[at]}: {count:,} calls of functions inside backward "
                 "(checkpointing, communication): left out" for at, count in enumerate(again) if count]  # fmt: skip
     return runs, [*notes, *left_out], lost
@@ -243,7 +268,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
-    first = _not_updated(comparison, findings) or _other_data(comparison) or comparison.summary.first
+    first = _not_updated(comparison, findings) or _before_the_gradients(comparison) or _other_data(comparison)
+    first = first or comparison.summary.first
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
@@ -283,6 +309,36 @@ def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | No
                    module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
 
 
+def _before_the_gradients(comparison: Comparison) -> Divergence | None:
+    """What comes first in an optimizer's step, wherever it stands: a parameter that differs before the first step of
+    all, and of gradients any one before the norm of all of them."""
+    first, pairs = comparison.summary.first, comparison.evidence.pairs
+    if first is None or comparison.target.path.name != OPTIMIZER_FILE:
+        return None
+    differs = comparison.judged.state == DIFFERS
+    told = {"parameters.before": "the parameter differs", "input.0": "it comes from outside and differs"}
+    for argument, said in told.items():
+        if first.argument == argument or (argument == "input.0" and not first.op.startswith(TOTAL_NORM)):
+            return None
+        rows = np.flatnonzero(differs & pairs["t_name"].str.ends_with(f".{argument}").fill_null(value=False).to_numpy())
+        names = [(row, pairs["t_name"][row]) for row in rows.tolist()]
+        names = [(row, name) for row, name in names if not name.startswith(TOTAL_NORM)]
+        if names and (argument == "input.0" or comparison.target.step == 0):
+            row, name = names[0]
+            other, *norms = (pairs[column][row] for column in ("g_name", "t_norm", "g_norm"))
+            op = name.removesuffix(f".{argument}")
+            sentence = f"{argument}: {said}: norm {norms[0]:.4g} against {norms[1]:.4g}"
+            return _moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
+    return None
+
+
+def _moved(first: Divergence, op: str, argument: str, other: str, order: int, module: str, said: str) -> Divergence:
+    """A first difference in another place, a value that comes from outside."""
+    return replace(first, op=op, row=f"{op}.{argument}", golden_row=other, order=order, argument=argument,
+                   module=module, sentence=said, begins=OUTSIDE, target_values={}, golden_values={}, kinds=[],
+                   relative_error=None, error_eps=None, expected_eps=None, times_noise=None)  # fmt: skip
+
+
 def _other_data(comparison: Comparison) -> Divergence | None:
     """Whole numbers that ranks were given and that differ: words of a batch have extremes, but no other statistics.
 
@@ -301,16 +357,15 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         if ranks:
             argument = name.removeprefix(f"{op}.")
             said = f"{argument}: it comes from outside and differs on rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
-            return replace(first, op=op, row=name, golden_row=other, order=order, argument=argument, sentence=said,
-                           module=parse_op(op).body, begins=OUTSIDE, target_values={}, golden_values={}, kinds=[],
-                           relative_error=None, error_eps=None, expected_eps=None, times_noise=None)  # fmt: skip
+            return _moved(first, op, argument, other, order, parse_op(op).body, said)
     return None
 
 
 def _one_factor(comparison: Comparison) -> list[str]:
     """Whether all gradients of an optimizer are the same multiple of golden's: a mean that is a sum, say."""
     pairs = comparison.evidence.pairs
-    rows = pairs.filter(pairs["t_name"].str.contains(_GRADIENT) & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
+    rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
     factors = (rows["t_norm"] / rows["g_norm"]).to_numpy()
     if len(factors) < _FEW_GRADIENTS:
         return []
@@ -356,6 +411,8 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
         # A function is given the parameters of the module around it.
         around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
         rows = (own & np.isin(role, (PARAMETER, OUTPUT))) | ((of_row == around) & differs & (role == PARAMETER))
+        if call == first and not (rows & (role == PARAMETER)).any():  # what came from outside
+            rows |= own & (role == INPUT)
         asked |= dict.fromkeys(np.flatnonzero(rows).tolist(), bool((own & (role == INPUT)).any()))
     if run.path.name == OPTIMIZER_FILE:  # parameters that differ before a step come first, wherever they stand
         asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)
@@ -391,10 +448,19 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
             if layout is not None:
                 layout = with_experts(layout, ranks, alone)
             else:
-                layout, how = find_layout(ranks, alone, side.world, where)
+                words = _words_of(other) if other.world > 1 else None
+                layout, how = find_layout(ranks, alone, side.world, where, words)
         layouts.append(layout)
         notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
     return layouts, notes, given
+
+
+def _words_of(side: StepRanks) -> tuple[int, ...] | None:
+    """The shape of the words that the first readable rank was given."""
+    for file in side.files(DUMP).values():
+        with suppress(TwinProbeError):
+            return token_shape(open_run(file))
+    return None
 
 
 def whole_files(job: Job) -> list[Path]:

@@ -102,6 +102,17 @@ def along(pieces: Sequence[Piece], axis: int) -> list[list[Piece]]:
     return list(rows.values())
 
 
+def signature(pieces: Sequence[Piece]) -> Any:
+    """What tells values apart: the shapes and statistics of all their pieces."""
+    return tuple((piece.shape, piece.stats) for piece in pieces)
+
+
+def shapes_of(pieces: Sequence[Piece]) -> str:
+    """The first shapes that pieces have, in words."""
+    found = dict.fromkeys(str(list(piece.shape)) if piece.shape is not None else "no shape" for piece in pieces)
+    return " and ".join(list(found)[:3])
+
+
 Way = tuple[int, ...]  # for each axis COPIES, SUM or a dimension
 # Which dimensions are likely along an axis, the likeliest first: of weights, and of values (-1 is the last one).
 _WEIGHTS = (0, 1, 2, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from math import gcd
@@ -20,7 +20,7 @@ from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import experts_in, in_expert
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, parse_op
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.whole_files import whole_file
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LAYOUT_FILE = "layout.json"
 COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
 REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
+_MOST_COPIES = 0.9  # of the parameters of replicas: others may be wrong
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
@@ -280,6 +281,12 @@ def without_recomputation(dump: RankDump) -> int:
     return len(again)
 
 
+def without_functions(run: Run, modules: Collection[str], head: Callable[[str], str]) -> Run:
+    """The run without the functions right inside of these modules, which are known by their heads."""
+    inside = {name for name, above in run.parents.items() if above is not None and head(above) in modules}
+    return _without(run, {name for name in run.ops if name in inside and not parse_op(name).is_module})
+
+
 def _without(run: Run, left_out: Collection[str]) -> Run:
     import polars as pl
 
@@ -313,6 +320,21 @@ def parameter_shapes(run: Run) -> dict[str, Shape]:
     return found
 
 
+def gradients_of(dump: Path, module: str, parameter: str) -> list[tuple[float | None, ...]]:
+    """The statistics of a parameter's gradients as backward gave them; none where the dump cannot be read."""
+    import polars as pl
+
+    try:
+        run = open_run(dump)
+    except TwinProbeError:
+        return []
+    rows = run.table.filter(
+        (pl.col("role") == GRADIENT) & pl.col("name").str.contains(rf"\.{re.escape(parameter)}(\.|$)")
+    )
+    return [tuple(stats) for op, *stats in rows.select("op", *STATS).iter_rows()
+            if bare_path(parse_op(run.ops[op]).body) == module]  # fmt: skip
+
+
 def token_shape(run: Run) -> Shape | None:
     """The shape of the first whole numbers with two dimensions that a call was given: the words of a batch."""
     import polars as pl
@@ -327,8 +349,13 @@ def token_shape(run: Run) -> Shape | None:
     return None
 
 
-def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str) -> tuple[Layout, str]:
-    """The layout of the ranks, and how it is known; BadInput where nothing tells."""
+def find_layout(
+    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, words: Shape | None = None
+) -> tuple[Layout, str]:
+    """The layout of the ranks, and how it is known; BadInput where nothing tells.
+
+    ``words`` is the shape of those that a rank of the other run was given, where that run has several ranks too.
+    """
     headers = [dump.header for dump in ranks.values()]
     sizes = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
     sizes = {name: size for name, size in sizes.items() if isinstance(size, int) and name in ("tp", "pp", "cp", "ep")}
@@ -340,6 +367,9 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
         sizes |= {"pp": stages // held, "vpp": held}
     named = _mesh_sizes(headers)
     if other is None and not named and not sizes:
+        own = token_shape(next(iter(ranks.values())).run)
+        if own is not None and words is not None and own[1] == words[1] and _hold_the_same(ranks):
+            return layout_for({"dp": world}, world, where), "found: all ranks hold the same parameters"
         raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
     lists = _compare_shapes(list(ranks.values()), other, world, sizes) if other is not None else ()
     for name, size in named.items():
@@ -353,6 +383,20 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
                        hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
     layout = replace(layout_for(sizes, world, where), experts=lists)
     return layout, "recorded" if named and other is None else "found"
+
+
+def _hold_the_same(ranks: Mapping[int, RankDump]) -> bool:
+    """Whether all ranks have the same parameters, so that the batch is what they share; few copies may differ."""
+    import polars as pl
+
+    held = []
+    for dump in ranks.values():
+        rows = dump.run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+        held.append({name: stats for name, *stats in rows.select("name", "shape", *STATS).iter_rows()})
+    first = held[0]
+    same = [sum(stats == first.get(name) for name, stats in own.items()) for own in held]
+    return bool(first) and all(own.keys() == first.keys() and count >= _MOST_COPIES * len(first)
+                               for own, count in zip(held, same, strict=True))  # fmt: skip
 
 
 def _recorded_stages(headers: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

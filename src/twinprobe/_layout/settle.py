@@ -34,16 +34,18 @@ from twinprobe._layout.pieces import (
     of_placement,
     put_together,
     same,
+    shapes_of,
+    signature,
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
+from twinprobe._layout.shared import cut_lookups, cut_modules, order_of_sequences, shared_gradients
 from twinprobe._layout.whole import Whole, common_shapes
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches
-from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
-_VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
 _ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 NO_UPDATE = "does not update this parameter"
 
@@ -101,7 +103,9 @@ class _Side:
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.shares = self._shares()
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
-        self.shared = self._shared_weights()
+        self.shared: dict[int, int] = {}  # gradients that are parts of one, with the first of each group
+        if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
+            self.shared = shared_gradients(whole, other, self.partner)
 
     # -- what is known before any row is looked at -------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class _Side:
         for row, op in reductions.select("row", "op").iter_rows():
             if roles[row] == INPUT and self.whole.table["kind"][row] == TENSOR:
                 for pieces_of in along(self.whole.pieces_of(row), AXES.index("tp")):
-                    found.setdefault(_signature(pieces_of), outputs.get(op, -1))
+                    found.setdefault(signature(pieces_of), outputs.get(op, -1))
         return found
 
     def _shares(self) -> dict[str, list[float]]:
@@ -139,27 +143,6 @@ class _Side:
             shares["micro"] = [1 / self.whole.micro] * self.whole.micro
         return self._of_loss(shares)
 
-    def _shared_weights(self) -> dict[int, int]:
-        """Rows of gradients that are parts of one, with the first row of each such group.
-
-        Where the other side has one weight in two modules, its gradient is that of both, and stands there twice. Stages
-        of a pipeline hold a copy each: their gradients add up to it.
-        """
-        if self.whole.layout.pp == 1 or self.optimizer or isinstance(self.other, Whole):
-            return {}
-        names, shapes = self.other.table["name"], self.other.table["shape"]
-        groups: dict[Any, list[int]] = defaultdict(list)
-        for row, partner in self.partner.items():
-            stats = tuple(self.golden[stat][partner] for stat in STATS)
-            if self.whole.table["role"][row] == GRADIENT and stats[3] and GRADIENTS in names[partner]:
-                groups[shapes[partner], stats].append(row)
-        found = {}
-        for rows in groups.values():
-            ranks = [{piece.rank for piece in self.whole.pieces_of(row)} for row in rows]
-            if len(rows) > 1 and sum(map(len, ranks)) == len(set().union(*ranks)):  # on other ranks each
-                found |= dict.fromkeys(rows, rows[0])
-        return found
-
     def _add_shared(self) -> None:
         """Give all gradients of a weight that stages share their sum."""
         groups: dict[int, list[int]] = defaultdict(list)
@@ -168,7 +151,9 @@ class _Side:
         for rows in groups.values():
             if all(row in self.gradients for row in rows):
                 whole = added_up([self.gradients[row] for row in rows])
-                for row in rows if whole is not None else ():
+                if whole is None:
+                    continue
+                for row in rows:
                     self._take(row, self.partner[row], whole)
                 self.ways["(gradients of a weight that stages share) added up"] += len(rows)
 
@@ -347,8 +332,6 @@ class _Side:
         self.whole.ways[row], self.whole.arithmetic[row] = way, arithmetic
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
-        if row in self.shared:
-            self.gradients[row] = found
         self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))
 
     def _blocks(self, row: int, pieces: list[Piece]) -> list[Piece] | None:
@@ -412,8 +395,10 @@ class _Side:
 
     @cached_property
     def orders(self) -> dict[str, str]:
-        """In which order pieces along an axis follow one another: context parallel ranks have two stretches each."""
-        return {"cp": "zigzag"} if self.whole.layout.cp > 1 else {}
+        """In which order pieces along an axis follow one another."""
+        if self.whole.layout.cp == 1:
+            return {}
+        return {"cp": order_of_sequences(self.whole, self.other, {} if self.optimizer else self.partner)}
 
     def _groups(self, block: Piece, way: Any) -> int:
         """Where batch and sequence are one dimension, as many stretches as the batch has sequences."""
@@ -449,39 +434,31 @@ class _Side:
         so is what the module around hands on as copies. So is the gradient that leaves a module of which each rank has
         a part, unless the next one takes it as it is: then nothing has added it up.
         """
-        signature = _signature(line)
+        own = signature(line)
         if self.reduced is not None:
-            return signature in self.reduced
+            return own in self.reduced
         if role == INPUT:
-            return signature in self.partial
+            return own in self.partial
         op = self.whole.pieces["op"][row]
         above = self.outputs.get(self.whole.parents.get(op) or "")
         partial = role == GRADIENT or (above is not None and all(map(same, self._lines(above))))
         if not partial and f".{BACKWARD}" in op and parse_op(op).body in self.cut:
-            partial = signature not in self.taken
+            partial = own not in self.taken
         if partial:
-            self.partial.add(signature)
+            self.partial.add(own)
         return partial
 
     @cached_property
     def cut(self) -> set[str]:
-        """The paths of modules of which each rank has a part, those around them included."""
-        shapes, goals = self.whole.pieces["shape"].to_list(), self.other.table["shape"].to_list()
-        found: set[str] = set()
-        for row, role in enumerate(self.whole.table["role"].to_list()):
-            if role == PARAMETER and row in self.partner and shapes[row][0] != goals[self.partner[row]]:
-                path = parse_op(self.whole.pieces["op"][row]).body
-                while path and path not in found:
-                    found.add(path)
-                    path = path.rpartition(".")[0]
-        return found
+        """The paths of modules of which each rank has a part."""
+        return cut_modules(self.whole, self.other, self.partner)
 
     @cached_property
     def taken(self) -> set[Any]:
         """What calls take as it is in backward, by the statistics of all ranks."""
         rows = zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True)
         taken = [row for row, (op, role) in enumerate(rows) if role == INPUT and f".{BACKWARD}" in op]
-        return {_signature(line) for row in taken for line in self._lines(row)}
+        return {signature(line) for row in taken for line in self._lines(row)}
 
     @cached_property
     def outputs(self) -> dict[str, int]:
@@ -494,15 +471,8 @@ class _Side:
 
     @cached_property
     def vocabulary(self) -> set[str]:
-        """Lookups in a table of which each rank has some words: for those of others it looks something else up."""
-        rows = enumerate(zip(self.whole.pieces["op"].to_list(), self.whole.pieces["suffix"].to_list(), strict=True))
-        shapes, goals = self.whole.pieces["shape"], self.other.table["shape"]
-        found = set()
-        for row, (op, suffix) in rows if self.whole.layout.tp > 1 else ():
-            weight = suffix == ".input.1" and _VOCABULARY.match(op) and row in self.partner
-            if weight and shapes[row][0] != goals[self.partner[row]] and not any(self.whole.placements_of(row)):
-                found |= {op, op.replace(".forward", f".{BACKWARD}")}
-        return found
+        """Lookups in a table of which each rank has some words."""
+        return cut_lookups(self.whole, self.other, self.partner) if self.whole.layout.tp > 1 else set()
 
     def _worst(
         self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str
@@ -531,7 +501,7 @@ class _Side:
         if way[at] != SUM or not self.reduced or all(found.exact):
             return found
         lines = along(blocks, at)
-        rows = [self.reduced.get(_signature(line), -1) for line in lines]
+        rows = [self.reduced.get(signature(line), -1) for line in lines]
         if -1 in rows or len(lines) > 1 or arithmetic.shares:
             return found
         result = self.whole.pieces_of(rows[0])
@@ -555,7 +525,7 @@ class _Side:
             stats = of_concatenation([*(block.stats for block in blocks), (0.0, 0.0, 0.0, 0.0)], [*counts, zeros])
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
             return
-        self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}", shape=not missing)
+        self._nothing(row, f"pieces of {shapes_of(blocks)} make no {list(goal)}", shape=not missing)
 
     def _guess(self, row: int, blocks: list[Piece]) -> None:
         """Nobody on the other side: statistics as of shards, the shape left open."""
@@ -574,6 +544,8 @@ class _Side:
 
     def _take(self, row: int, partner: int | None, found: Known) -> None:
         """Write a whole value into its row. A statistic that is only a bound counts where the other side breaks it."""
+        if row in self.shared:
+            self.gradients.setdefault(row, found)
         self.changes["shape"][row] = str(list(found.shape))
         self.changes["file"][row] = found.recipe
         self.changes["digest"][row] = None
@@ -624,12 +596,3 @@ class _Side:
         if self.unfit:
             more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
             whole.assumed.append(f"not put together: {self.unfit[0]}{more}")
-
-
-def _signature(pieces: Sequence[Piece]) -> Any:
-    return tuple((piece.shape, piece.stats) for piece in pieces)
-
-
-def _shapes(blocks: Sequence[Piece]) -> str:
-    found = dict.fromkeys(str(list(block.shape)) if block.shape is not None else "no shape" for block in blocks)
-    return " and ".join(list(found)[:3])

@@ -52,6 +52,8 @@ class Whole(Run):
     """How the pieces of a row make the whole, along each axis."""
     arithmetic: dict[int, Arithmetic] = field(default_factory=dict)
     settled: bool = False
+    own_words: frozenset[str] = frozenset()
+    """Modules whose functions are left out, since each rank calls them with its own words: see ``call_head``."""
 
     @property
     def tensor_folder(self) -> Path:
@@ -153,7 +155,8 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         copies = _copies_of_stages(rows, {_bare(name) for name in other.ops}, said)
         rows = rows.filter(~pl.col("op").is_in(copies))
     parents = merged_parents(parts)
-    routing = _routing(parents, layout, _cut_tables(rows, ranks, other) if layout.tp > 1 else set())
+    around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other) if layout.tp > 1 else set())
+    routing = {name for name, above in parents.items() if above in around and not is_module(name)}
     rows = rows.filter(~pl.col("op").is_in(list(routing)))
     present = set(rows["op"].to_list())
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
@@ -173,6 +176,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     whole.parents, whole.arrangement = parents, str(layout)
     whole.findings += [*odd, *said]
     if routing:
+        whole.own_words = frozenset(map(call_head, around))
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)
     _lend_shapes(whole, other)
@@ -242,26 +246,26 @@ def _cut_tables(rows: pl.DataFrame, ranks: Mapping[int, RankDump], other: Run | 
     tables = rows.filter((pl.col("role") == PARAMETER) & pl.col("op").str.contains(r"(?i)embedding"))
     for op, suffix, rank, name, shapes in tables.select("op", "suffix", "rank_all", "own_name_all", "shape_all").rows():
         placement = ranks[rank[0]].placements.get(name[0])
-        own, goal = dims(shapes[0]), dims(whole.get(_head(op) + suffix) or "")
+        own, goal = dims(shapes[0]), dims(whole.get(call_head(op) + suffix) or "")
         shorter = bool(own and goal and len(own) == len(goal) and own[0] < goal[0])
         if shorter or (placement is not None and 0 in placement.ways):
             found.add(op)
     return found
 
 
-def _routing(parents: Mapping[str, str | None], layout: Layout, tables: set[str]) -> set[str]:
-    """Functions that deal with a rank's own words, so that each rank computes something else with them.
+def _around_own_words(parents: Mapping[str, str | None], layout: Layout, tables: set[str]) -> set[str]:
+    """Calls of modules whose functions deal with a rank's own words, so that each rank computes something else.
 
-    They are called beside experts that lie on several ranks, and in a table of which each rank has some words.
+    These are modules around experts that lie on several ranks, and tables of which each rank has some words.
     """
-    around: set[str | None] = set()
+    around: set[str] = set()
     if layout.ep > 1:
         inside = {above for name, above in parents.items() if above is not None and in_expert(name, {}, layout.experts)}
         around |= {name for name in inside if not in_expert(name, {}, layout.experts)}
     if layout.tp > 1:
         around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
         around |= tables
-    return {name for name, above in parents.items() if above in around and not is_module(name)}
+    return around
 
 
 def _rows(dump: RankDump, names: dict[str, str], shard: tuple[int, ...]) -> pl.DataFrame:
@@ -331,7 +335,7 @@ def _lend_shapes(whole: Whole, other: Run | None) -> None:
             )  # fmt: skip
 
 
-def _head(name: str) -> str:
+def call_head(name: str) -> str:
     """The name of a call without wrappers and classes, which ranks of a layout may have of their own."""
     op = parse_op(name)
     path = bare_path(op.body) if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.cls}"
@@ -340,7 +344,7 @@ def _head(name: str) -> str:
 
 def _keys(run: Run, rows: pl.DataFrame | None = None) -> list[str]:
     """The names of values without wrappers and classes."""
-    heads = [(len(name), _head(name)) for name in run.ops]
+    heads = [(len(name), call_head(name)) for name in run.ops]
     rows = run.table if rows is None else rows
     return [heads[op][1] + name[heads[op][0] :] for op, name in rows.select("op", "name").iter_rows()]
 

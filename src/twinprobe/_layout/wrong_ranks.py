@@ -17,7 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import bare_path, dims, epsilon
-from twinprobe._layout.pieces import AXES, COPIES, PLAIN, Piece, Placement, load_whole, of_placement, put_together, same
+from twinprobe._layout.pieces import (
+    AXES,
+    COPIES,
+    PLAIN,
+    Arithmetic,
+    Piece,
+    Placement,
+    Way,
+    load_whole,
+    of_placement,
+    put_together,
+    same,
+)
 from twinprobe._layout.ranks import REDUCTION, RankDump
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
@@ -36,6 +48,7 @@ _NEARER = 0.1  # a piece is right where it has less than this of the worst one's
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
+NOT_GOLDENS = ", and none is golden's"
 _MEASURES = ("block_norm", "block_max")
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
@@ -61,6 +74,9 @@ def whose(
         wrong = _by_blocks(whole, row, other, partner)
         if not wrong and not inherited:
             wrong = _by_statistics(pieces, other, partner)
+            gaps, _, close = _block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
+            if any(gap > close for at, gap in gaps.items() if at not in wrong):  # others are wrong as well
+                wrong = set()
     if not wrong or len(wrong) == len(pieces):
         return ""
     ranks = sorted({pieces[at].rank for at in wrong})
@@ -115,7 +131,7 @@ def odd_copies(
     if goal is not None and distance(best) > 1e-5 * scale:
         ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
         if not parts:
-            return f"the copies of ranks {ranks} differ, and none is golden's", odd
+            return f"the copies of ranks {ranks} differ{NOT_GOLDENS}", odd
         adds = "adds them up" if parts == "sum" else "averages them"
         return f"golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}", odd
     wrong: set[int] = set()
@@ -160,6 +176,21 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     gaps, _, close = _block_gaps(whole, row, other, partner)
     pieces = whole.pieces_of(row)
     return sorted({pieces[at].rank for at, gap in gaps.items() if gap > close})
+
+
+def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
+    """Which of some orders the pieces of whole numbers (the words of a batch) are in; -1 where none fits, or several.
+
+    Sketches tell: blocks of the same elements have the same norms.
+    """
+    fits = []
+    for at, arithmetic in enumerate(orders):
+        whole.ways[row], whole.arithmetic[row] = way, arithmetic  # settled later, as is every row
+        alone, shared, close = _block_gaps(whole, row, other, partner)
+        gaps = [*alone.values(), *(one.gap for one in shared)]
+        if gaps and max(gaps) <= close:
+            fits.append(at)
+    return fits[0] if len(fits) == 1 else -1
 
 
 def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:

@@ -1,0 +1,174 @@
+"""What the optimizers of ranks are given, and what ranks alone call: named where one process does otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_wrong_ranks import NORM, UP, compared, layer, record
+
+from twinprobe._cli import main
+
+UPDATE = "Optimizer.up.weight.SGD.0.forward"
+
+
+def optimizers(folder: Path, capsys: pytest.CaptureFixture[str], layout: str) -> dict[str, Any]:
+    """Compare the ranks in ``t`` with the process in ``g``: what is said of their optimizers."""
+    words = ["compare", "-tp", str(folder / "t"), "-gp", str(folder / "g"), "-o", str(folder / "out"), "--json"]
+    assert main([*words, "--layout", layout]) == 0
+    (found,) = (one for one in json.loads(capsys.readouterr().out)["ranks"] if one["rank"].endswith("optimizer"))
+    return found  # type: ignore[no-any-return]
+
+
+def test_the_rank_of_a_scaled_column_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weight = np.random.default_rng(3).standard_normal((32, 16), dtype=np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"parameters.weight": weight, "output.0": weight}})
+    for rank, own in enumerate(np.split(weight, 4, axis=1)):
+        part = own * np.float32(0.75 if rank == 2 else 1.0)
+        calls = {UP: {"parameters.weight": part, "output.0": weight * np.float32(0.9)}}
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls)
+    first = compared(tmp_path, capsys, "tp=4")["first"]
+    assert first["op"] == UP
+    assert first["sentence"].endswith("rank 2's shard differs")
+
+
+def test_gradients_that_nothing_averages_are_told_by_sketches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their means are all near zero, and tell nothing."""
+    parts = np.random.default_rng(5).standard_normal((2, 32, 16)).astype(np.float32)
+    parts -= parts.mean(axis=(1, 2), keepdims=True)
+    weight = np.ones((32, 16), np.float32)
+    for folder, own in (("g/step0/proc1", parts.mean(0)), ("t/step0/rank0", parts[0]), ("t/step0/rank1", parts[1])):
+        record(tmp_path / folder, {NORM: {"output.0": weight}})
+        calls = {UPDATE: {"input.0": own, "output.0": weight - own, "parameters.before": weight}}
+        record(tmp_path / folder, calls, name="optimizer")
+    found = optimizers(tmp_path, capsys, "dp=2")
+    assert "golden's is the mean of what ranks 0, 1 hold, but nothing averages them" in found["first"]["sentence"]
+
+
+def test_a_rank_with_the_words_of_another_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole numbers have extremes alone: the words of a batch, and of another one, agree in these."""
+    words = np.random.default_rng(5).integers(0, 16, (8, 16))
+    words[:, 0], words[:, 1] = 0, 15
+    table = np.random.default_rng(6).standard_normal((16, 4)).astype(np.float32)
+    for folder, own in (("g/step0/proc1", words), ("t/step0/rank0", words[:4]), ("t/step0/rank1", words[:4])):
+        record(tmp_path / folder, {UP: {"input.0": own, "output.0": table[own]}})
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert first["argument"] == "input.0"
+    assert "differs on rank 1" in first["sentence"]
+
+
+def test_gradients_that_are_one_multiple_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(7)
+    weights = [generator.standard_normal((8, 8), dtype=np.float32) for _ in range(5)]
+    for folder, factor in (("g/step0/proc1", 1.0), ("t/step0/rank0", 2.0), ("t/step0/rank1", 2.0)):
+        record(tmp_path / folder, {NORM: {"output.0": weights[0]}})
+        calls = {}
+        for at, weight in enumerate(weights):
+            own = weight * np.float32(factor)
+            values = {"input.0": own, "output.0": weight - own, "parameters.before": weight}
+            calls[f"Optimizer.layers.{at}.weight.SGD.0.forward"] = values
+        record(tmp_path / folder, calls, name="optimizer")
+    found = optimizers(tmp_path, capsys, "dp=2")
+    assert found["first"]["sentence"].endswith(
+        "the gradients of all 5 parameters are 2 times golden's, as many as dp=2"
+    )
+
+
+def test_gradients_that_no_rank_has_shared_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each optimizer is given what its own backward pass gave, which dump.json holds."""
+    parts, weight = np.random.default_rng(5).standard_normal((2, 32, 16)), np.ones((32, 16), np.float32)
+    parts = (parts - parts.mean(axis=(1, 2), keepdims=True)).astype(np.float32)
+    for folder, own in (("g/step0/proc1", parts.mean(0)), ("t/step0/rank0", parts[0]), ("t/step0/rank1", parts[1])):
+        calls = {NORM: {"output.0": weight}, "Module.up.Linear.parameters_grad.0": {"gradient.weight": own}}
+        record(tmp_path / folder, calls)
+        update = {UPDATE: {"input.0": own, "output.0": weight - own, "parameters.before": weight}}
+        record(tmp_path / folder, update, name="optimizer")
+        (tmp_path / folder / "optimizer.sketch").unlink()
+    first = optimizers(tmp_path, capsys, "dp=2")["first"]
+    said = "ranks 0, 1 have the gradients of their own backward passes: nothing has reduced them"
+    assert said in first["sentence"]
+
+
+def test_functions_between_experts_are_left_out_of_both_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(5)
+    weights, words = generator.standard_normal((4, 8, 8), dtype=np.float32), generator.standard_normal((16, 8))
+    words = words.astype(np.float32)
+    around, add = "Module.mlp.Sparse.forward.0", "Tensor.index_add.0.forward"
+    names = [f"Module.mlp.experts.{number}.Linear.forward.0" for number in range(4)]
+    each = np.split(words, 4)
+    experts = {name: layer(weights[at], each[at]) for at, name in enumerate(names)}
+    parents: dict[str, str | None] = {around: None, add: around, **dict.fromkeys(names, around)}
+    record(tmp_path / "g" / "step0" / "proc1", experts | {add: {"output.0": words}, around: {"output.0": words}},
+           parents=parents)  # fmt: skip
+    for rank in range(2):
+        own = {names[at]: experts[names[2 * rank + at]] for at in (0, 1)}
+        wrong = np.split(words, 2)[rank] * np.float32(1 + rank)
+        record(tmp_path / "t" / "step0" / f"rank{rank}", own | {add: {"output.0": wrong}, around: {"output.0": wrong}},
+               parents={name: above for name, above in parents.items() if name in (around, add, *own)})  # fmt: skip
+    found = compared(tmp_path, capsys, "ep=2")
+    assert found["first"]["op"] == around
+    assert found["golden_only"] == 0
+
+
+def test_a_parameter_that_differs_comes_before_its_gradients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [np.random.default_rng(at).standard_normal((32, 8)).astype(np.float32) for at in range(3)]
+    for folder, wrong in (("g/step0/proc1", 1.0), ("t/step0/rank0", 1.5), ("t/step0/rank1", 1.5)):
+        record(tmp_path / folder, {NORM: {"output.0": weights[0]}})
+        calls = {}
+        for at, weight in enumerate(weights):
+            before = weight * np.float32(wrong if at == 2 else 1.0)
+            gradient = weight[::-1] * np.float32(wrong)  # all of them follow
+            values = {"input.0": gradient, "output.0": before - gradient, "parameters.before": before}
+            calls[f"Optimizer.layers.{at}.weight.SGD.0.forward"] = values
+        record(tmp_path / folder, calls, name="optimizer")
+    first = optimizers(tmp_path, capsys, "dp=2")["first"]
+    assert (first["op"], first["argument"]) == ("Optimizer.layers.2.weight.SGD.0.forward", "parameters.before")
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_words_tell_how_sequences_are_cut(zigzag: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last sequence of rank 1 is wrong; where its words lie depends on the order of the stretches."""
+    words = np.random.default_rng(5).integers(0, 1000, (8, 16))
+    table = np.random.default_rng(6).standard_normal((1000, 8)).astype(np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"input.0": words, "output.0": table[words]}})
+    chunks = np.split(words, 4, axis=1)
+    for rank, own in enumerate([(0, 3), (1, 2)] if zigzag else [(0, 1), (2, 3)]):
+        part = np.concatenate([chunks[at] for at in own], axis=1)
+        wrong = np.float32([1.0] * 7 + [1.0 + rank])[:, None, None]
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: {"input.0": part, "output.0": table[part] * wrong}})
+    found = compared(tmp_path, capsys, "cp=2")
+    assert found["first"]["sentence"].endswith("rank 1's shard differs")
+    stretch = "target: context parallel ranks have one stretch of each sequence, as their words tell"
+    assert (stretch in found["notes"]) is not zigzag
+
+
+def test_two_data_parallel_runs_need_no_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = np.random.default_rng(5).integers(0, 32, (8, 16))
+    table = np.random.default_rng(6).standard_normal((32, 8)).astype(np.float32)
+    for folder, ranks in (("t", 4), ("g", 2)):
+        for rank, own in enumerate(np.split(words, ranks)):
+            place = tmp_path / folder / "step0" / f"rank{rank}"
+            record(place, {UP: {"input.0": own, "parameters.weight": table, "output.0": table[own]}})
+            (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": ranks}))
+    found = compared(tmp_path, capsys, "")
+    assert "target: 4 ranks, layout dp=4 (found: all ranks hold the same parameters)" in found["notes"]
+    assert found["first"] is None
+
+
+def test_no_rank_is_named_where_all_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Normalised by its own samples alone, each rank's part is off; one of them holds more than the whole may."""
+    values = np.random.default_rng(5).standard_normal((8, 64)).astype(np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {NORM: {"output.0": values}})
+    for rank, factor in enumerate((0.8, 1.3)):
+        own = np.split(values, 2)[rank] * np.float32(factor)
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {NORM: {"output.0": own}})
+    assert "shard" not in compared(tmp_path, capsys, "dp=2")["first"]["sentence"]
