@@ -12,7 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("files", type=path, nargs="+", metavar="FILE", help="safetensors, npz, npy or pt files")
-    add("-o", "--output", type=path, metavar="FILE", help="the file to write, *.sketch (default: named as the first FILE)")
+    add(
+        "-o",
+        "--output",
+        type=path,
+        metavar="FILE",
+        help="the file to write, *.sketch (default: named as the first FILE)",
+    )
     add("--quiet", action="store_true", help="print nothing but errors")
 
 
