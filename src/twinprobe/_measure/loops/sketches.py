@@ -169,8 +169,8 @@ def _add_group(builder: Any, value: Any, group: Any, part: int, hashes: Any, sig
     """Add eight numbers to the lanes, with the signs that the table has for the four bytes of the group's hash.
 
     Masked, those with a minus are added up alone: the byte of the hash is the mask, and no table of 16 kB takes the
-    place of data in the nearest cache. In float32 such sums would be too coarse. Where a vector of eight takes two registers,
-    the numbers come four by four: ``part`` says which.
+    place of data in the nearest cache. In float32 such sums would be too coarse. Where a vector of eight takes two
+    registers, the numbers come four by four: ``part`` says which.
     """
     real, word, lanes = (_F64, _I64, value.type.count) if value.type.element == _F64 else (_F32, _I32, _LANES)
     contract, masked, real_width = ("contract",), real is _F64 and adds_by_mask(), word.width // 8
