@@ -80,16 +80,24 @@ import triton.language as tl
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from twinprobe._measure.cuda.sketches import float_sketches
+from twinprobe._measure.cuda import sketches
+
+def built(function, name, constants):
+    signature = {"table": "*i64", "slots": "*fp64", "kind": "*" + name, **dict.fromkeys(constants, "constexpr")}
+    places = {(function.arg_names.index(key),): value for key, value in constants.items()}
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(3)}
+    made = compile(ASTSource(function, signature, places, aligned), target=GPUTarget("cuda", 90, 32))
+    assert made.asm["cubin"]
+    return made.asm["ptx"]
 
 kinds = (("bf16", tl.float32, 8), ("fp32", tl.float32, 4), ("fp64", tl.float64, 2), ("bf16", tl.float32, 1))
 for name, acc, width in kinds:
-    constants = {"ACC": acc, "LIMIT": 1e37, "ALIGNED": width > 1, "CHUNK": 65536, "ROWS": 1024 // width, "WIDTH": width}
-    signature = {"table": "*i64", "slots": "*fp64", "kind": "*" + name, **dict.fromkeys(constants, "constexpr")}
-    places = {(float_sketches.arg_names.index(key),): value for key, value in constants.items()}
-    aligned = {(place,): [["tt.divisibility", 16]] for place in range(3)}
-    built = compile(ASTSource(float_sketches, signature, places, aligned), target=GPUTarget("cuda", 90, 32))
-    assert built.asm["cubin"]
+    constants = {"ACC": acc, "LIMIT": 1e37, "CHUNK": 65536, "ROWS": 1024 // width, "WIDTH": width}
+    built(sketches.float_sketches, name, {**constants, "ALIGNED": width > 1})
+    code = built(sketches.strided_float_sketches, name, constants)
+    assert width == 1 or "ld.global.v" in code  # neighbours come in one load
+for function in (sketches.integer_sketches, sketches.strided_integer_sketches):
+    built(function, "i32", {"CHUNK": 65536, "BLOCK": 1024})
 print("compiled")
 """
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,8 +140,8 @@ from twinprobe._record.torch.host import host_measures
 from twinprobe._runs.sketches import ROW
 
 measure._CHUNK = 1024  # so that small tensors have several chunks
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int16, torch.uint8, torch.bool,
-          torch.complex64, torch.float8_e4m3fn]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int16, torch.uint8,
+          torch.bool, torch.complex64, torch.float8_e4m3fn]
 copied = []
 contiguous = torch.Tensor.contiguous
 torch.Tensor.contiguous = lambda self, *more: copied.append(self) or contiguous(self, *more)
@@ -208,7 +209,7 @@ print("the same")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_sketches_of_views_are_those_of_the_host() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, os.path.dirname(__file__), "30"],
+        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), "30"],
         capture_output=True,
         text=True,
         timeout=1800,

@@ -1,8 +1,8 @@
 """Statistics and checksums of many device tensors, without a synchronisation before the results are wanted.
 
 A tensor is one line (address, element count, first slot, block length) in a queue, a view whose elements do not lie in
-order is three; ``launch`` measures all lines of a queue with one kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out
-the results. Triton is imported on first use.
+order is three; ``launch`` measures all lines of a queue with one kernel; ``collect`` starts one copy to the host and
+returns a function that waits for it and hands out the results. Triton is imported on first use.
 """
 
 from __future__ import annotations
@@ -155,8 +155,9 @@ class View(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def view_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, aligned_floats: bool) -> View | None:
-    """How to read a view with these strides, in elements; ``aligned_floats`` begin at a multiple of 16 bytes. None where
-    copying it is the better way: too many axes or elements, or neighbours in memory that are far apart in order."""
+    """How to read a view with these strides, in elements; ``aligned_floats``: it begins at a multiple of 16 bytes. None
+    where copying it is the better way: too many axes or elements, or neighbours in memory that are far apart in order.
+    """
     axes: list[tuple[int, int]] = []
     for size, step in zip(shape, strides, strict=True):
         if size == 1:

@@ -1,8 +1,8 @@
 """Triton kernels of statistics and sketches in one reading. Imported only where there is a device.
 
-Tables and programs are those of the statistics alone. A slot holds ten numbers more than theirs, and its chunk is of one
-block: four signed sums, then sum, sum of squares, L1 and largest magnitude of the ordinary elements, how many zeros and
-fill values.
+Tables and programs are those of the statistics alone. A slot holds ten numbers more than theirs, and its chunk is of
+one block: four signed sums, then sum, sum of squares, L1 and largest magnitude of the ordinary elements, how many zeros
+and fill values.
 """
 
 # mypy: ignore-errors

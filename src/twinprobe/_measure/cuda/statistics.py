@@ -7,7 +7,7 @@ squares, how many NaN, how many infinite.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803, PLR0915  Triton compiles these bodies: no annotation but tl.constexpr, upper case for constants.
+# ruff: noqa: N803  Triton compiles these bodies: no annotation but tl.constexpr, upper case for constants.
 from __future__ import annotations
 
 import triton

@@ -168,9 +168,9 @@ def _as_numbers(builder: Any, dtype: str, stored: Any) -> Any:
 def _add_group(builder: Any, value: Any, group: Any, part: int, hashes: Any, signs: Any, now: dict[int, Any]) -> None:
     """Add eight numbers to the lanes, with the signs that the table has for the four bytes of the group's hash.
 
-    Masked, those with a minus are added up alone: the byte of the hash is the mask, and no table of 16 kB takes the place
-    of data in the nearest cache. In float32 such sums would be too coarse. Where a vector of eight takes two registers,
-    the numbers come four by four: ``part`` says which.
+    Masked, those with a minus are added up alone: the byte of the hash is the mask, and no table of 16 kB takes the
+    place of data in the nearest cache. In float32 such sums would be too coarse. Where a vector of eight takes two
+    registers, the numbers come four by four: ``part`` says which.
     """
     real, word, lanes = (_F64, _I64, value.type.count) if value.type.element == _F64 else (_F32, _I32, _LANES)
     contract, masked, real_width = ("contract",), real is _F64 and adds_by_mask(), word.width // 8
@@ -178,9 +178,7 @@ def _add_group(builder: Any, value: Any, group: Any, part: int, hashes: Any, sig
     def add_product(column: int, left: Any, right: Any) -> None:
         now[column] = builder.fadd(now[column], builder.fmul(left, right, flags=contract), flags=contract)
 
-    size = builder.and_(
-        builder.bitcast(value, _vector(word, lanes)), _all(word, (1 << (word.width - 1)) - 1, lanes)
-    )
+    size = builder.and_(builder.bitcast(value, _vector(word, lanes)), _all(word, (1 << (word.width - 1)) - 1, lanes))
     # Counted beside the vectors, whose units have enough to do.
     zeros = builder.bitcast(builder.icmp_signed("==", size, _all(word, 0, lanes)), ir.IntType(lanes))
     now[ZEROS] = builder.add(now[ZEROS], builder.ctpop(builder.zext(zeros, _I64)))
