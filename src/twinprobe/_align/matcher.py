@@ -99,7 +99,10 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
 
 def match_names(target: Run, golden: Run) -> Pairs:
     """Pair rows of equal name; backward calls by their order of appearance, on both sides."""
-    if _same_calls(target, golden):
+    places = [run.table.select("op", "name") for run in (target, golden)]
+    # The same rows in the same order, none of them twice: each belongs to the one at its place.
+    unique = target.ops == golden.ops and places[0]["name"].n_unique() == target.table.height
+    if unique and places[0].equals(places[1]):
         rows = np.arange(target.table.height, dtype=np.int32)
         return Pairs(rows, rows.copy(), [RULE] * len(rows))
     return join_names(target, golden)
@@ -135,14 +138,6 @@ def _join(target: Sequence[str], golden: Sequence[str]) -> Pairs:
     place = dict(zip(reversed(golden), range(len(golden) - 1, -1, -1), strict=True))
     partners = [place.pop(key, -1) for key in target]
     return from_partners(partners, len(golden), [RULE if at >= 0 else "" for at in partners])
-
-
-def _same_calls(target: Run, golden: Run) -> bool:
-    """Whether both runs hold the same rows in the same order, none of them twice: every row meets its like then."""
-    if target.ops != golden.ops:
-        return False
-    names, place = target.table["name"], ["op", "name"]
-    return names.n_unique() == len(names) and target.table.select(place).equals(golden.table.select(place))
 
 
 def op_keys(run: Run) -> list[str]:

@@ -214,7 +214,8 @@ def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
 
 def _values(first: Divergence, missing: str) -> Iterator[Text]:
     """Both sides' values under each other's names, in aligned columns."""
-    rows = [(name, target or missing, golden or missing) for name, (target, golden) in first.values.items()]
+    names = dict.fromkeys([*first.target_values, *first.golden_values])
+    rows = [(name, first.target_values.get(name, missing), first.golden_values.get(name, missing)) for name in names]
     shown = [tuple(map(visible, row)) for row in (("", "target", "golden"), *rows)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for i, (name, target, golden) in enumerate(shown if rows else []):
