@@ -340,15 +340,15 @@ def _read_lines(path: Path, file: FileBlocks) -> Entries:
 
 
 def _line_batches(path: Path, lines: Iterator[tuple[int, bytes]], entries: Entries) -> Iterator[Batch]:
-    entries.notes.append("")
+    damage = []
     for number, line in lines:
         batch = batch_of(path, line)
         if batch is None:
-            damage = "the last line is half written" if next(lines, None) is None else f"line {number} is damaged"
-            entries.notes.append(f"{path}: {damage}; {entries.count} whole entries were read")
+            where = "the last line is half written" if next(lines, None) is None else f"line {number} is damaged"
+            damage = [f"{path}: {where}; {entries.count} whole entries were read"]
             break
         yield batch
-    entries.notes[0] = f"{path}: the recorder did not finish; {entries.count} whole entries are there"
+    entries.notes += [f"{path}: the recorder did not finish; {entries.count} whole entries are there", *damage]
 
 
 # construct.json: which module call encloses a call, and in which round of a step it ran.

@@ -18,7 +18,7 @@ from twinprobe._record.calls import ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.memory.engine import MemoryEngine
 from twinprobe._record.memory.recorders import RecorderPool
-from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -51,6 +51,10 @@ class Adapter(Protocol):
     # Optimizers of its own, and how they forget the gradients; any other optimizer is a function.
     optimizer_class: Any = ()
     forgets_by: str = ""
+    # Tensors to arrays of NumPy and back, where nothing else is needed.
+    numpy: Any = None
+    from_numpy: Any = None
+    bfloat16: Any = None
 
     def is_tensor(self, value: Any) -> bool:
         """Whether this is a tensor of the framework."""
@@ -145,9 +149,20 @@ class Adapter(Protocol):
 
     def to_host(self, value: Any) -> HostTensor:
         """A tensor, or what a recorder kept of one, in host memory."""
+        if isinstance(value, np.ndarray):
+            return array_on_host(value)
+        name, array = self.dtype(value), self.numpy(value)
+        flat = np.ascontiguousarray(array).reshape(-1)  # bfloat16 may come in any type of its width
+        return HostTensor(
+            name, array.shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name])
+        )
 
-    def tensor(self, host: HostTensor, model: Any = None, /) -> Any:
+    def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         """A new tensor of the framework, where the model's parameters are if one is given."""
+        array = np.array(host.data).reshape(host.shape)
+        narrow = host.dtype == "bfloat16"
+        made = self.from_numpy(widened(array) if narrow else array)
+        return made.astype(self.bfloat16) if narrow else made
 
     def like(self, tensor: Any, other: Any) -> Any:
         """The tensor in the dtype, and on the device, of another."""
@@ -312,12 +327,6 @@ def passed_on(ctx: Any, gradient: Any) -> Any:
     """The gradient that flows on from a substituted tensor: another one where ``on_gradient`` gives one."""
     replacement = ctx.on_gradient(ctx.owner.to_host(gradient))
     return gradient if replacement is None else ctx.owner.like(ctx.owner.tensor(replacement), gradient)
-
-
-def bits_on_host(name: str, array: np.ndarray) -> HostTensor:
-    """An array of a framework, which may hold bfloat16 as it likes, in the bits of this dtype."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return HostTensor(name, array.shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name]))
 
 
 def array_on_host(value: np.ndarray) -> HostTensor:

@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from operator import methodcaller
 from typing import Any, cast
 
 import mindspore as ms
-import numpy as np
 from mindspore import nn, ops
 from mindspore.common.api import _pynative_executor as executor
 
@@ -21,15 +21,12 @@ from twinprobe._live.frameworks.adapter import (
     NewMask,
     OnGradient,
     Substitution,
-    array_on_host,
-    bits_on_host,
     calls_around,
     replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.memory.recorders import RecorderPool
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
-from twinprobe._runs.dtypes import widened
 from twinprobe._runs.tensors.elements import HostTensor
 
 
@@ -44,6 +41,9 @@ class MindSporeAdapter(Adapter):
     parameters_at = "_params"
     modules_at = "_cells"
     statistics = ("moving_mean", "moving_variance", "running_mean", "running_var")
+    numpy = staticmethod(methodcaller("asnumpy"))
+    from_numpy = ms.Tensor
+    bfloat16 = ms.bfloat16
 
     def __init__(self) -> None:
         self._gradients: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
@@ -92,17 +92,6 @@ class MindSporeAdapter(Adapter):
         else:
             optimizer(*([tuple(gradients.values())] if _takes_one(optimizer) else []))
         self.clear_gradients(model, ())
-
-    def to_host(self, value: Any) -> HostTensor:
-        if isinstance(value, np.ndarray):
-            return array_on_host(value)
-        return bits_on_host(str(value.dtype).lower(), value.asnumpy())
-
-    def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
-        array = np.array(host.data).reshape(host.shape)
-        if host.dtype == "bfloat16":
-            return ms.Tensor(widened(array)).astype(ms.bfloat16)
-        return ms.Tensor(array)
 
     def copied(self, tensor: Any) -> Any:
         return tensor.copy()

@@ -18,8 +18,6 @@ from twinprobe._live.frameworks.adapter import (
     Adapter,
     NewMask,
     OnGradient,
-    array_on_host,
-    bits_on_host,
     calls_around,
     passed_on,
     replaced,
@@ -28,7 +26,6 @@ from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.memory.paddle import ONLY_HOST, KeepingRecorder
 from twinprobe._record.memory.recorders import LeftGradients, RecorderPool, aliases
-from twinprobe._runs.dtypes import widened
 from twinprobe._runs.tensors.elements import HostTensor
 
 _functional: Any = paddle.nn.functional
@@ -60,6 +57,9 @@ class PaddleAdapter(Adapter):
     modules_at = "_sub_layers"
     unsaved_at = "_non_persistable_buffer_names_set"
     statistics = ("_mean", "_variance", "weight_u", "weight_v")
+    numpy = staticmethod(lambda tensor: tensor.detach().numpy())
+    from_numpy = staticmethod(paddle.to_tensor)
+    bfloat16 = paddle.bfloat16
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.named_sublayers(include_self=True)
@@ -96,17 +96,6 @@ class PaddleAdapter(Adapter):
                 if gradient._is_initialized():  # both models may have this parameter
                     aliases.settle_before_freeing(gradient.data_ptr())
                 parameter.clear_gradient(False)
-
-    def to_host(self, value: Any) -> HostTensor:
-        if isinstance(value, np.ndarray):
-            return array_on_host(value)
-        return bits_on_host(str(value.dtype).rpartition(".")[2], value.detach().numpy())
-
-    def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
-        array = np.array(host.data).reshape(host.shape)
-        if host.dtype == "bfloat16":
-            return paddle.to_tensor(widened(array)).astype("bfloat16")
-        return paddle.to_tensor(array)
 
     def copied(self, tensor: Any) -> Any:
         made = tensor.detach().clone()

@@ -11,7 +11,7 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from twinprobe._record.calls import Api, ApiCall, Site
-from twinprobe._record.eager.host_rows import KnownRows
+from twinprobe._record.eager.host_rows import RowCache
 from twinprobe._record.perturb import computes
 from twinprobe._record.rows import is_pending
 
@@ -35,7 +35,7 @@ class ApiWatch:
     def wrap(self, site: Site) -> Any:
         """The function to put in the original's place."""
         recorder, api, tree_rank = self._recorder, site.api, self._recorder.tree_rank
-        original = writing(recorder.known)(site.original) if api.in_place else site.original
+        original = writing(recorder.row_cache)(site.original) if api.in_place else site.original
 
         @functools.wraps(original)
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ class ApiWatch:
             pending = "istributed." in api.prefix and is_pending(output)
             recorder.work("recording an API's outputs", call.after, given, pending)
             if pending:
-                recorder.known.forget()  # what was measured is still being written
+                recorder.row_cache.forget()  # what was measured is still being written
             return output
         finally:
             recorder.busy = recorder.in_api = False
@@ -258,6 +258,6 @@ def calling(called: Callable[[Any, Any, Any, Any], Any]) -> Callable[[Any], Any]
     return make
 
 
-def writing(rows: KnownRows) -> Callable[[Any], Any]:
+def writing(cache: RowCache) -> Callable[[Any], Any]:
     """A maker of functions that write to a tensor: earlier measurements no longer hold after them."""
-    return around(rows.settle, rows.forget)
+    return around(cache.settle, cache.forget)

@@ -72,7 +72,7 @@ class HostRows:
 _PURGE_AT = 8192
 
 
-class KnownRows(ABC):
+class RowCache(ABC):
     """Notes tensors. One that was measured in this step gets the same row again while nothing can have written to it.
 
     No framework counts every write: MindSpore's own version misses assignments to elements and primitives, Paddle's

@@ -53,7 +53,7 @@ class CallWatch(ModuleWatch):
         recorder = self._recorder
         for root in self._roots:
             if module is root:
-                recorder.known.forget()
+                recorder.row_cache.forget()
         if module is self._root and self._tokens is not None:
             return self._count_token(original, module, args, kwargs)
         info = self.infos.get(id(module))

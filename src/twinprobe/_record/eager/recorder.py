@@ -13,7 +13,7 @@ import numpy as np
 from twinprobe._record.calls import FOCUS, Api, ModuleInfo, Site, tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.apis import ApiWatch, Patches, writing
-from twinprobe._record.eager.host_rows import HostRows, KnownRows, ProgramFault
+from twinprobe._record.eager.host_rows import HostRows, ProgramFault, RowCache
 from twinprobe._record.eager.modules import CallWatch, Crossing, Crossings
 from twinprobe._record.eager.updates import Updates
 from twinprobe._record.engine import Engine
@@ -37,8 +37,8 @@ class EagerRecorder(Recorder):
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         super().__init__(config, make_engine)
         self.rows = HostRows(values=config.measures, digest=config.digest, sketch=config.sketches)
-        self.known = self.make_known(self.rows)
-        self.note = self.known.note
+        self.row_cache = self.make_cache(self.rows)
+        self.note = self.row_cache.note
         self.capture = Capturer(self._value, self.failed, dict.fromkeys(self.tensor_types, self._tensor))
         self.busy = False  # the recorder itself is at work
         self.in_api = False  # inside a recorded API, where further ones are not recorded
@@ -51,7 +51,7 @@ class EagerRecorder(Recorder):
         package = self.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.scanned)
         # Functions that write to a tensor without being recorded.
-        self.writes = Patches(lambda site: writing(self.known)(site.original), package, (package,))
+        self.writes = Patches(lambda site: writing(self.row_cache)(site.original), package, (package,))
         self._sites: list[Site] | None = None
         self._thread = 0
         self._handles: list[Any] = []
@@ -59,8 +59,8 @@ class EagerRecorder(Recorder):
     # -- what a framework knows: the hooks return handles with remove() ---------------------------------------------
 
     @abstractmethod
-    def make_known(self, rows: HostRows) -> KnownRows:
-        """What notes tensors, and knows which of them were measured in this step."""
+    def make_cache(self, rows: HostRows) -> RowCache:
+        """The cache of rows: notes tensors, and finds those that were measured already."""
 
     @abstractmethod
     def special(self, value: Any, key: str | None) -> Any:
@@ -131,7 +131,7 @@ class EagerRecorder(Recorder):
         return host_tensor("", payload)
 
     def collect(self) -> None:
-        self.known.forget()
+        self.row_cache.forget()
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, self.tensor_class)
@@ -181,7 +181,7 @@ class EagerRecorder(Recorder):
         if self.records_apis:
             self._handles += self.call_hooks(models)
             self.patches.attach(self.sites())
-        self.known.trust()
+        self.row_cache.trust()
 
     def originals_back(self) -> None:
         """The framework's own functions, for a while."""
@@ -196,7 +196,7 @@ class EagerRecorder(Recorder):
     def memory_exposed(self) -> None:
         """The memory of a tensor is handed out: what the program writes there goes unseen."""
         if not self.busy:
-            self.known.distrust()
+            self.row_cache.distrust()
 
     def _release(self) -> None:
         self.patches.detach()
@@ -207,7 +207,7 @@ class EagerRecorder(Recorder):
         self._handles.clear()
         self.updates.forget()
         self.writes.detach()
-        self.known.distrust()
+        self.row_cache.distrust()
         self.passes = 0
         super()._release()
 
@@ -284,7 +284,7 @@ class EagerRecorder(Recorder):
         return note
 
     def note_parameter_gradient(self, module: Any, name: str, gradient: Any) -> Note:
-        note = self._marked(module, name, self.known.note_sum(gradient, save=self.save))
+        note = self._marked(module, name, self.row_cache.note_sum(gradient, save=self.save))
         if note.requires_grad is not None:
             note.requires_grad = False
         return note

@@ -73,7 +73,7 @@ class Updates:
         except BaseException:
             self._open = None
             raise
-        recorder.known.forget()
+        recorder.row_cache.forget()
         recorder.work("recording what an optimizer did", self._end)
         return result
 
@@ -94,7 +94,7 @@ class Updates:
         norm = self._recorder.work("noting the norm before clipping", self.norm, [gradient for _, gradient in pairs])
         step.clipped += [] if norm is None else [norm]
         result = act()
-        self._recorder.known.forget()  # it may have been done in place
+        self._recorder.row_cache.forget()  # it may have been done in place
         self._recorder.work("recording clipped gradients", self._take_clipped, step, result)
         return result
 

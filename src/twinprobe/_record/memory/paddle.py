@@ -123,7 +123,7 @@ class KeptTensors(PaddleTensors):
 class KeepingRecorder(PaddleRecorder):
     """The recorder as live comparison uses it."""
 
-    def make_known(self, rows: HostRows) -> KeptTensors:
+    def make_cache(self, rows: HostRows) -> KeptTensors:
         return KeptTensors(rows, self)
 
     def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Replaced]:

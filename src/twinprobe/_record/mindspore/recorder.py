@@ -70,7 +70,7 @@ class MindSporeRecorder(EagerRecorder):
         self._primitives = PrimitiveSites()
         self._jit_calls: set[str] = set()  # functions given to mindspore.jit that were warned of
 
-    def make_known(self, rows: HostRows) -> MindSporeTensors:
+    def make_cache(self, rows: HostRows) -> MindSporeTensors:
         return MindSporeTensors(rows)
 
     @staticmethod
@@ -160,7 +160,7 @@ class MindSporeRecorder(EagerRecorder):
         if JitExecutor is not None:
             yield Replaced(JitExecutor, "__call__", calling(self._call_jit))
         if GraphExecutor is not None:
-            yield Replaced(GraphExecutor, "__call__", around(lambda: None, self.known.forget))
+            yield Replaced(GraphExecutor, "__call__", around(lambda: None, self.row_cache.forget))
         if not self.records_apis:  # else call_hooks() stands before the primitives
             yield from self._primitives.replaced([], self)
 
@@ -175,7 +175,7 @@ class MindSporeRecorder(EagerRecorder):
         try:
             return original(executor, *args, **kwargs)
         finally:
-            self.known.forget()
+            self.row_cache.forget()
 
     def suspend_hooks(self) -> Iterable[Replaced]:
         # A compiler reads the source of the functions it meets: it must meet the framework's own.

@@ -137,7 +137,7 @@ class PrimitiveSites:
             )
 
     def _recorded(self, recorder: Any, writes: bool, call: Any) -> Any:
-        original = writing(recorder.known)(call) if writes else call
+        original = writing(recorder.row_cache)(call) if writes else call
 
         def called(_original: Any, primitive: Any, args: Any, kwargs: Any) -> Any:
             kept = self._apis.get(id(primitive))

@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._record.eager.host_rows import KnownRows, ProgramFault
+from twinprobe._record.eager.host_rows import ProgramFault, RowCache
 from twinprobe._record.rows import Note, Row
 from twinprobe._record.writer import logger
 from twinprobe._runs.dtypes import STORAGE
@@ -52,7 +52,7 @@ class Reading:
         raise ProgramFault(error) from error
 
 
-class MindSporeTensors(KnownRows):
+class MindSporeTensors(RowCache):
     """Notes tensors. One that is as it was gets the same row again, unless it is a parameter."""
 
     def note(self, tensor: Any, *, save: bool) -> Note:

@@ -211,7 +211,7 @@ _PROGRAMS = frozenset({"run_program"})  # a traced program: its lists of tensors
 def wrapped(site: Site, recorder: Any, graph: UseGraph) -> Any:
     """An operation that passes aliases on."""
     aliased, in_place, rows = graph.aliased, site.api.in_place, gives_rows(site.attribute)
-    original = writing(recorder.known)(site.original) if writes(site.attribute) else site.original
+    original = writing(recorder.row_cache)(site.original) if writes(site.attribute) else site.original
 
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
@@ -269,7 +269,7 @@ def custom_layers(recorder: Any, graph: UseGraph) -> Replaced:
             return _compiled_apply(cls, *args, **kwargs)
         if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
             args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
-        recorder.known.settle()  # its kernels may write to anything
+        recorder.row_cache.settle()  # its kernels may write to anything
         return _compiled_apply(cls, *args, **kwargs)
 
     return Replaced(PyLayer, "apply", lambda _original: classmethod(apply))

@@ -13,7 +13,7 @@ from twinprobe._record.calls import CORE, Api, Site, outside_compiled
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
 from twinprobe._record.eager.apis import Patches, Replaced, around, calling
-from twinprobe._record.eager.host_rows import HostRows, KnownRows
+from twinprobe._record.eager.host_rows import HostRows, RowCache
 from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
@@ -60,7 +60,7 @@ class PaddleRecorder(EagerRecorder):
         self._clipping_sites = [Site(home, name, getattr(home, name), Api("Utils.", CORE))]
         self._clipping = Patches(self._clip, "paddle", ("paddle.nn.utils",))
 
-    def make_known(self, rows: HostRows) -> KnownRows:
+    def make_cache(self, rows: HostRows) -> RowCache:
         return PaddleTensors(rows)
 
     @staticmethod

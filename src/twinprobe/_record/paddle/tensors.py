@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from twinprobe._record.eager.host_rows import KnownRows
+from twinprobe._record.eager.host_rows import RowCache
 from twinprobe._record.rows import Note
 from twinprobe._runs.dtypes import NATIVE, STORAGE
 
@@ -51,7 +51,7 @@ def dtype_name(tensor: Any) -> str:
     return name
 
 
-class PaddleTensors(KnownRows):
+class PaddleTensors(RowCache):
     """Notes tensors. One that is as it was gets the same row again."""
 
     def note(self, tensor: Any, *, save: bool) -> Note:

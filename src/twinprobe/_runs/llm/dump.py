@@ -129,9 +129,10 @@ def _torch(path: Path) -> Layout | None:
     if len(roots) > 1:
         names = ", ".join(sorted(str(root.relative_to(path)) for root in roots)[:4])
         raise BadInput(f"holds several dumps: {names}", where=path, hint="name one of them")
-    for root in roots:
-        return Layout(TORCH, path, root, tuple(_torch_devices(root, {folder.name for folder in folders})))
-    return None
+    if not roots:
+        return None
+    root = roots.pop()
+    return Layout(TORCH, path, root, tuple(_torch_devices(root, {folder.name for folder in folders})))
 
 
 def _torch_below(path: Path) -> list[Path]:
