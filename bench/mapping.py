@@ -5,7 +5,7 @@
 The runs are real small dumps repeated in blocks. Times are processor time, the best of several rounds, without reading
 the dumps. The measure of all is the exact match key by key; two runs of the same calls in the same order are paired at
 once, which no mapping can be. Mappings are measured with --align names; "no option" shows what automatic alignment adds
-where names do not meet.
+where names differ.
 """
 
 from __future__ import annotations

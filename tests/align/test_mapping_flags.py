@@ -94,10 +94,10 @@ def test_a_file_that_maps_every_module_is_no_reason_to_ask_whether_this_is_one_m
     folder = reference / "mindspore" / "dumps"
     both = [next((folder / f"{side}_mix_statistics").rglob("dump.json")) for side in ("ms", "pt")]
     compared((both[0], both[1]), tmp_path / "layers", "-lm", str(MAPPING / "lm_good.yaml"))
-    assert "is this one model" not in capsys.readouterr().out
+    assert "are these runs of the same model" not in capsys.readouterr().out
     compared((both[0], both[1]), tmp_path / "cells", "-cm", str(MAPPING / "cm_good.yaml"))
     told = capsys.readouterr().out
-    assert "is this one model" not in told
+    assert "are these runs of the same model" not in told
     assert "modules were aligned" not in told  # the file has done it
 
 

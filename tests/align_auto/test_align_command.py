@@ -108,7 +108,7 @@ def test_api_calls_alone_are_aligned_in_their_order(recorded: Callable[..., Any]
     made = recorded("gpt2 / stages", level="L1")
     assert _command(made.target.path, made.golden.path, "-o", tmp_path) == 0
     told = capsys.readouterr()
-    assert "no construct.json tells what encloses what" in told.err
+    assert "there is no construct.json with the hierarchy" in told.err
     assert "API calls match; no modules were recorded" in told.out
     relations = read_alignment(tmp_path / "alignment.json").relations
     assert len(relations) > 40

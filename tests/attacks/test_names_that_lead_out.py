@@ -94,7 +94,7 @@ def test_a_linked_rank_folder_or_file_of_an_inference_dump_stays_inside(tmp_path
     root.mkdir(parents=True)
     np.save(tmp_path / "secret.npy", np.ones(4))
     (root / "output.npy").symlink_to(tmp_path / "secret.npy")
-    with pytest.raises(DamagedTensor, match="outside of the dump"):
+    with pytest.raises(DamagedTensor, match="leads outside the dump"):
         open_llm_tensor(tmp_path / "dump", "0/output.npy")
 
 

@@ -173,7 +173,7 @@ def test_a_damaged_or_hostile_file_costs_its_own_row(tmp_path: Path) -> None:
     reasons = dict(zip(table["Bench Name"].str.extract(r"Add\.(\w+)\."), table["Reason"], strict=True))
     assert "only 4 are there" in reasons["cut"]
     assert "Python objects" in reasons["object"]
-    assert "outside of the dump" in reasons["linked"]
+    assert "leads outside the dump" in reasons["linked"]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_results_that_cannot_be_merged_are_refused_by_name(tmp_path: Path) -> No
         {"NPU Name": ["a"], "NPU max": ["1"], "Bench max": ["1"], "Accuracy Reached or Not": ["Yes"]}
     )
     other = pl.DataFrame({"a": ["1"]})
-    for table, what in ((md5, "md5"), (kernels, "kernels of a static graph"), (other, "no result of compare")):
+    for table, what in ((md5, "md5"), (kernels, "kernels of a static graph"), (other, "not a result of compare")):
         table.write_csv(bad)
         with pytest.raises(BadInput, match=f"{bad.name}.*{what}"):
             merge(tmp_path, "api: [Distributed]")

@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_refused(
 def test_what_cannot_be_sketched_is_said(tmp_path: Path, golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("no tensors")
     for words, problem in (
-        ([tmp_path / "a.txt", "-o", tmp_path / "a.sketch"], "no file of tensors"),
+        ([tmp_path / "a.txt", "-o", tmp_path / "a.sketch"], "not a file of tensors"),
         ([golden, "-o", tmp_path / "a.bin"], "must end in .sketch"),
         ([golden, golden, "-o", tmp_path / "a.sketch"], "holds a tensor 'steps', too"),
         ([tmp_path / "nowhere.npz", "-o", tmp_path / "a.sketch"], "is missing"),

@@ -283,7 +283,7 @@ def test_a_cache_that_forgets_old_tokens_is_not_blamed(tmp_path: Path) -> None:
             run(program)
     found = twinprobe.compare(tmp_path / "decode", tmp_path / "full")
     _check(found, None)
-    assert "have no axis of tokens that fits" in str(found.summary)
+    assert "have no token axis that matches" in str(found.summary)
 
 
 # Bloom adds each residual inside its modules: called one by one without a mask, its noise hides the fault.
@@ -421,7 +421,7 @@ def test_statistics_of_the_same_ids_in_other_places_say_so(tmp_path: Path) -> No
     assert found.first.argument == "input.0"
     assert "embed_tokens" in found.first.op
     notes = next(iter(found.pairs.values())).summary.notes
-    assert "the same token ids in other places" in notes[0]
+    assert "the same token ids in different places" in notes[0]
     assert "task tensor" in notes[0]
     with torch.no_grad(), record(program.model, str(tmp_path / "again"), level="L0", task="statistics"):
         program.padded("left")

@@ -50,7 +50,7 @@ def _kill_points(victims: Victims, words: list[str], path: Path, points: int, ca
         left = hidden(out)
         caplog.clear()
         prepare_folder(out)
-        assert ("removed what a killed command left half written" in caplog.text) is bool(left), left
+        assert ("removed a half-written file of a killed command" in caplog.text) is bool(left), left
         assert hidden(out) == []
         swept += bool(left)
         check_results(out, ROWS)

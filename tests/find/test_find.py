@@ -176,7 +176,7 @@ def test_a_program_that_fails_is_reported_in_its_own_words(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("pyhton train.py", "there is no program 'pyhton'"),
+        ("pyhton train.py", "neither a program nor a recording 'pyhton'"),
         ("", "the target command is empty"),
         ("python 'train.py", "cannot be read"),
         (f"{sys.executable} -I -c 0", "could not be watched"),
@@ -322,7 +322,7 @@ def test_a_call_that_only_one_run_makes_names_what_stands_in_its_place(tmp_path:
     assert found["step"] == 0
     assert found["first"]["op"].startswith("Tensor.__matmul__.1.")
     assert "scaled_dot_product_attention" in found["first"]["sentence"], found["first"]["sentence"]
-    assert found["stages"]["replay"] == "only the target run makes this call: there is none to run beside it"
+    assert found["stages"]["replay"] == "only the target run makes this call: there is no counterpart to run"
     kept = tmp_path / "out" / "tensors" / "golden"
     assert list(kept.rglob("Functional.scaled_dot_product_attention*")), "golden's call in its place keeps its tensors"
 

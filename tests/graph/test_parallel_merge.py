@@ -209,7 +209,7 @@ def test_layouts_come_from_compare_json_or_flags() -> None:
 
 
 @pytest.mark.parametrize(("document", "golden", "words"), [
-    ({"npu": {"rank_size": 3, "tp": 2, "pp": 1}}, False, "no multiple"),
+    ({"npu": {"rank_size": 3, "tp": 2, "pp": 1}}, False, "not a multiple"),
     ({"npu": {"tp": 2, "pp": 1}}, False, "missing: rank_size"),
     ({"npu": {"rank_size": 2, "tp": 2, "pp": 1, "x": 1}}, False, "unknown: x"),
     ({"npu": {"rank_size": 2, "tp": 2, "pp": 1, "order": "tp-tp"}}, False, "order is"),

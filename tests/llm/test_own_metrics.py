@@ -66,4 +66,4 @@ def test_own_metrics_that_hang_or_die_cost_their_cells_only(
     rows = report(tmp_path / "o")
     assert all(row["own"] == "" and row["cosine_similarity"] for row in rows)
     assert words in rows[0]["cmp_fail_reason"]
-    assert "not asked again" in rows[-1]["cmp_fail_reason"]
+    assert "not called again" in rows[-1]["cmp_fail_reason"]

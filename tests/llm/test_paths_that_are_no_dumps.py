@@ -64,4 +64,4 @@ def test_a_topology_of_another_run_is_refused(llm: Run, dumps: tuple[Path, Path]
     assert said.code == 2
     assert "another run" in said.err
     topology.write_text("{}")
-    assert "no ATB topology" in llm("compare", "-gp", golden, "-mp", mine, "-o", tmp_path / "o").err
+    assert "not an ATB topology" in llm("compare", "-gp", golden, "-mp", mine, "-o", tmp_path / "o").err

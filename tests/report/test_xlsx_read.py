@@ -112,7 +112,7 @@ def test_what_another_writer_wrote_is_read_back(
         ('<!DOCTYPE x [<!ENTITY a "aaaa">]>' + PLAIN_SHEET, "document type"),
         (PLAIN_SHEET.replace("<sheetData>", "<sheetData><!-- x -->"), "comment"),
         (PLAIN_SHEET.replace("<v>3</v>", "<v>77</v>").replace("<v>4</v>", "<v>-4</v>"), "shared text"),
-        (PLAIN_SHEET.replace('<c r="C3"><v>1.5</v></c>', "<c><v>1.5</c>"), "no sound XML"),
+        (PLAIN_SHEET.replace('<c r="C3"><v>1.5</v></c>', "<c><v>1.5</c>"), "not valid XML"),
     ],
     ids=["entities", "comment", "text that is not there", "broken"],
 )

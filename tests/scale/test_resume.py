@@ -139,7 +139,7 @@ def test_other_options_are_another_command(dumps: Path, capsys: pytest.CaptureFi
     from twinprobe._cli import main
 
     assert main(["compare", "-tp", str(dumps / "t"), "-gp", str(dumps / "g"), "-o", str(out), *more]) == 0
-    assert "nothing to resume" in capsys.readouterr().out
+    assert "no interrupted run of this command was found" in capsys.readouterr().out
     assert len(list(out.glob("compare_dataset_*"))) == 2
 
 

@@ -61,7 +61,7 @@ def test_compare_leaves_out_a_rank_that_is_still_written(dumps: Path, capsys: py
         assert main([*words, "--engine", "inline"]) == 2  # a rank that was asked for is missing
     said = capsys.readouterr().err
     assert "rank1/dump.json: changed while it was read: it is still being written" in said
-    assert "--resume does only what is missing" in said
+    assert "--resume adds what is missing" in said
     assert [path.name[:20] for path in (dumps / "out").glob("*.csv")] == ["compare_result_rank0"]
     assert compare(dumps / "t", dumps / "g", dumps / "out", "--csv", "--engine", "inline", "--resume") == 0
     assert len(list((dumps / "out").glob("*.csv"))) == 2

@@ -274,11 +274,13 @@ def _formatter() -> type[argparse.HelpFormatter]:
 
 # What helps somebody at the prompt: the jobs that bare ``twinprobe`` shows, suggestions, shell completion.
 
-# The five jobs, each with something that can be typed as it stands.
+# The jobs, each with something that can be typed as it stands.
 _JOBS = (
+    ("run two programs and find where they diverge", '{prog} find "python b.py" "python a.py" -o out',
+     "the program under test first, then the reference; neither needs a change"),
     ("record a run", "{prog} run --config config.json train.py",
      "or, in the program: with twinprobe.record(model, 'run_a'): ..."),
-    ("find where two runs diverge", "{prog} compare run_b run_a",
+    ("compare two runs and find where they diverge", "{prog} compare run_b run_a",
      "target (under test) first, then golden (the reference); checkpoints and folders of arrays work too"),
     ("pair models whose names differ", "{prog} align run_b run_a", "writes a mapping that compare can use"),
     ("see both models side by side", "{prog} graph_visualize -tp run_b -gp run_a -o out", "then: {prog} view out"),

@@ -143,4 +143,4 @@ def test_writes_of_every_kind_come_after_the_measurement(tmp_path: Path) -> None
         env=environment,
     )
     assert "never late" in done.stdout, done.stderr[-3000:]
-    assert "behind the recorder's back" not in done.stderr
+    assert "before it was measured" not in done.stderr

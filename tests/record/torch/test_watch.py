@@ -286,7 +286,7 @@ def test_loggers_hear_of_loss_learning_rate_and_norms(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"every": 0}, "key 'every' is 0"),
-        ({"sinks": [3]}, "no logger"),
+        ({"sinks": [3]}, "not a logger"),
         ({"list": ["blocks.7"]}, "'blocks.7', which is not a module"),
     ],
 )

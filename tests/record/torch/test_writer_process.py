@@ -271,7 +271,7 @@ def test_a_disk_that_is_full_ends_the_recording_and_not_the_training(tmp_path: P
     done, _, steps = run(tmp_path / "dump", f"{limit}\nfor _ in range(3): step()")
     assert "trained to the end" in done.stdout, done.stderr
     assert done.stderr.count("recording stops, the program continues") == 1
-    assert f"{steps} steps are whole" in done.stderr
+    assert f"recording stopped early: {steps} steps in" in done.stderr
 
 
 @pytest.mark.slow
