@@ -69,8 +69,11 @@ class Collectives:
                 wrapper = self._wrapper(name, original)
                 self._originals.append((torch.distributed, name, original))
                 setattr(torch.distributed, name, _Equal(original, wrapper) if name in _COMPARED else wrapper)
-        # FSDP2 fills gathered parameters and then sets their version back: what was noted before is not there now.
-        home = torch.autograd._unsafe_preserve_version_counter
+        # FSDP2 fills gathered parameters and then sets their version back: what was noted before is not there now. No
+        # public hook tells of that; a torch without this class leaves versions as they are.
+        home = getattr(torch.autograd, "_unsafe_preserve_version_counter", None)
+        if home is None:
+            return
         inner = home.__exit__
 
         @functools.wraps(inner)
