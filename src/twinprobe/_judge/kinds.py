@@ -192,7 +192,8 @@ def _argument(suspect: Suspect) -> Kind | None:
             continue
         if None in values and any(side is not None and side.value is None for side in (row.target, row.golden)):
             continue  # a tensor on one side: the call is made otherwise, not with another value
-        found.append((row.name, *("not given" if value is None else value for value in values)))
+        target, golden = ("not given" if value is None else value for value in values)
+        found.append((row.name, target, golden))
     if not found:
         return None
     words = ", ".join(f"{name}: {_brief(target)} against {_brief(golden)}" for name, target, golden in found[:3])

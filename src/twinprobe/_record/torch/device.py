@@ -159,7 +159,7 @@ class DeviceRows:
                 if style is not None and tensor.is_contiguous():
                     elements, aligned = tensor.numel(), not address & 15
                     queue = queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
-                    receiver = (row, elements, 1, style)
+                    receiver: tuple[Row, int, int, int | None] = (row, elements, 1, style)
                     line = queue.add(address, elements, receiver)
                     if line <= 0:
                         add_line(queue, lane, address, elements, receiver, line)
