@@ -82,6 +82,12 @@ def test_neighbours_are_read_together_where_they_lie_together() -> None:
     keys = view_of((2, 16, 128, 2048), (2048 * 2048, 128, 1, 2048), 2, True)
     assert keys is not None
     assert (keys.width, keys.words[0][3] >> 24) == (1, 5)  # 32 rows at a time: 32 neighbours
+    pixels = view_of((8, 1000, 300), (300_000, 1, 1000), 2, True)
+    assert pixels is not None
+    assert (pixels.words[0][3] >> 24, pixels.pieces) == (7, 4)  # rows are short: 128 at a time
+    short = view_of((500_000, 10), (1, 500_000), 2, True)
+    assert short is not None
+    assert (short.words[0][3] >> 24, short.pieces) == (0, 5)
     odd = view_of((2, 16, 2048, 128), (2048 * 2048, 128, 2048, 1), 2, False)
     assert odd is not None
     assert odd.width == 1
@@ -201,6 +207,12 @@ for view in [*odd, *some]:
     assert not view.is_contiguous()
     strided, dtype = check(view), view.dtype
     assert strided or dtype.is_complex or dtype.itemsize == 1 and dtype.is_floating_point, (dtype, view.shape)
+measure._CHUNK = 65536
+measure.view_of.cache_clear()
+measure._sketch_room.cache_clear()
+tall = filled(torch.float32, 65 * 1040, 1).view(65, 1040).t()
+assert measure.view_of(tuple(tall.shape), tall.stride(), 4, True).words[0][3] >> 24 == 6
+check(tall)
 print("the same")
 """
 

@@ -138,7 +138,8 @@ def _sketch_room(elements: int) -> tuple[int, int]:
 _MOST_ELEMENTS, _FARTHEST = 1 << 29, 1 << 31  # what kernels of views count in 32 bits
 _AXES = 4
 _NEAR = 4  # elements: so near, what follows in order mostly comes with what is read
-_TILE = 5  # logarithm of the rows of a tile: as many threads read neighbours in memory
+_SHORT = 64  # of rows so short, threads that work together read enough for neighbours in memory to meet
+_LOWEST_TILE, _HIGHEST_TILE = 5, 10  # logarithm of the rows of a tile: as many threads read neighbours in memory
 _FEW = 1 << 18  # elements: so few are in the cache when they are read again
 
 
@@ -178,17 +179,21 @@ def view_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, ali
         size, step_1, step_2, step_3 = size // width, step_1 // width, step_2 // width, step_3 // width
     else:
         width = 1
-        if step > max(_NEAR, step_3) and 0 < step_3 * itemsize <= 8:  # a matrix by columns
-            tile = min(_TILE, (length // size).bit_length() - 1) if length >= size else 0
-        if tile:
+        by_columns = step > max(_NEAR, step_3) and 0 < step_3 * itemsize <= 8
+        if by_columns and _SHORT < size <= length // 2:
+            tile = min(max(_LOWEST_TILE, _log2(_CHUNK // size)), _HIGHEST_TILE, _log2(length // size))
             rows = length // size + (2 if length % size else 0)
             pieces = -(-size // (_CHUNK >> tile)) * -(-rows >> tile)
-        elif step > _NEAR and elements > _FEW:
+        elif step > _NEAR and elements > _FEW and not (by_columns and size <= _SHORT):
             return None
     divisors = [_divisor(one) for one in (size, size_3, size_2)]
     shifts = sum(shift << 8 * at for at, (_, shift) in enumerate(divisors)) | tile << 24
     words = (divisors[0][0], divisors[1][0], divisors[2][0], shifts), (step, step_3, step_2, step_1)
     return View(words, width, pieces, -(-elements // length) * pieces, length)
+
+
+def _log2(number: int) -> int:
+    return max(0, number.bit_length() - 1)
 
 
 def _divisor(number: int) -> tuple[int, int]:

@@ -340,7 +340,7 @@ def _strided_chunk(program, count, length, size, tile, CHUNK: tl.constexpr):
 
     Of a tile the columns are read across all its rows, since it is the elements of a column that are neighbours in
     memory. Returns low, high, its first place, its first column, behind which column rows end, how many elements it
-    has, and whether all of them are there.
+    has, whether all of them are there, and whether there is such a block: numbers of later ones may overflow.
     """
     wide = CHUNK >> tile
     across = tl.where(tile > 0, (size + wide - 1) // wide, 1)
@@ -358,7 +358,7 @@ def _strided_chunk(program, count, length, size, tile, CHUNK: tl.constexpr):
     elements = tl.where(tile > 0, tl.minimum(wide, size - column) << tile, high - start)
     beyond = start + tl.where(tile > 0, ((1 << tile) - 1) * size + wide, CHUNK)
     full = (start >= low) & (beyond <= high) & (column + wide <= end)
-    return low, high, start, column, end, elements, full
+    return low, high, start, column, end, elements, full, block < (count + length - 1) // length
 
 
 @triton.jit
@@ -391,10 +391,10 @@ def strided_float_sketches(
         step_1,
     ) = _layout(line)  # fmt: skip
     tile = tl.load(line + 7).to(tl.int32) >> 24
-    low_place, high_place, begin, column, end, elements, full = _strided_chunk(
+    low_place, high_place, begin, column, end, elements, full, there = _strided_chunk(
         program, count, length, size, tile, CHUNK
     )
-    if low_place < count:
+    if there:
         data = tl.load(line).to(tl.pointer_type(kind.dtype.element_ty))
         if WIDTH > 1:
             data = tl.multiple_of(data, 16)
@@ -490,8 +490,10 @@ def strided_integer_sketches(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.
         step_1,
     ) = _layout(line)  # fmt: skip
     tile = tl.load(line + 7).to(tl.int32) >> 24
-    low_place, high_place, begin, column, end, elements, _ = _strided_chunk(program, count, length, size, tile, CHUNK)
-    if low_place < count:
+    low_place, high_place, begin, column, end, elements, _, there = _strided_chunk(
+        program, count, length, size, tile, CHUNK
+    )
+    if there:
         data = tl.load(line).to(tl.pointer_type(kind.dtype.element_ty))
         within = tl.arange(0, BLOCK)
         high = tl.full([BLOCK], -9223372036854775808, tl.int64)
