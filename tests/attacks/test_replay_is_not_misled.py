@@ -61,7 +61,9 @@ def test_a_name_outside_the_list_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_a_class_from_a_dump_is_not_imported(tmp_path: Path) -> None:
     path = dump(tmp_path, "Module.layer.os.forward.0", [X])
-    assert "not a module that its parameters alone can rebuild" in twinprobe.replay(path, call="layer").reasons["target"]
+    assert (
+        "not a module that its parameters alone can rebuild" in twinprobe.replay(path, call="layer").reasons["target"]
+    )
 
 
 @pytest.mark.parametrize(

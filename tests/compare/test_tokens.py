@@ -599,6 +599,6 @@ def test_statistics_of_padded_and_packed_rows_come_with_a_warning(tmp_path: Path
         with torch.no_grad(), record(program.model, str(tmp_path / name), level="L0", task="statistics"):
             run(program)
     found = twinprobe.compare(tmp_path / "padded", tmp_path / "packed")
-    (note,) = (note for note in next(iter(found.pairs.values())).summary.notes if "other calls" in note)
+    (note,) = (note for note in next(iter(found.pairs.values())).summary.notes if "different calls" in note)
     assert "target one forward call [3, 10], golden one forward call [1, 21]" in note
     assert "task tensor" in note

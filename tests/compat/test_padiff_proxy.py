@@ -130,7 +130,7 @@ def test_maps_of_which_one_model_knows_nothing_are_refused(pair: tuple[Any, Any]
     pair[0].set_layer_map([pair[0].model.one])
     with pytest.raises(Exception, match="the base model maps 1 layers, the raw model 0"):
         padiff.auto_diff(*pair, ({"x": torch.ones(3, 4)},) * 2)
-    with pytest.raises(Exception, match="no layer of this model"):
+    with pytest.raises(Exception, match="not a layer of this model"):
         pair[0].set_layer_map([pair[1].model.one])
     with pytest.raises(Exception, match="auto_layer_map got 'both'"):
         pair[0].auto_layer_map("both")
@@ -287,7 +287,7 @@ def test_a_white_list_wins_over_a_black_one_and_may_name_classes(tmp_path: Path)
     by_class = padiff.create_model(Nested())
     by_class.update_white_list_with_class(Net)
     assert recorded_layers(by_class) == {"block"}
-    with pytest.raises(Exception, match="no layer of this model"):
+    with pytest.raises(Exception, match="not a layer of this model"):
         made.update_white_list(nn.Linear(2, 2))
     with pytest.raises(Exception, match="mode is 'some'"):
         made.update_white_list(made.model.last, mode="some")

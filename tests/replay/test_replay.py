@@ -121,7 +121,9 @@ def test_modules_are_rebuilt_from_their_class_and_parameters(tmp_path: Path) -> 
     assert {name: one.off for name, one in found.items()} == expected
     assert all(one.values for one in found.values())
     # What cannot be replayed says why.
-    assert "not a module that its parameters alone can rebuild" in twinprobe.replay(target, golden, call="drop").sentence
+    assert (
+        "not a module that its parameters alone can rebuild" in twinprobe.replay(target, golden, call="drop").sentence
+    )
 
 
 def test_what_cannot_be_replayed_says_why(golden: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
