@@ -350,3 +350,42 @@ def test_a_factor_that_is_missing_is_not_called_another_place(tmp_path: Path) ->
     found = compared(tmp_path, train, Model)
     assert found.first.kinds[0]["name"] == "missing"
     assert found.first.module == "layers.1"
+
+
+class Residual(nn.Module):
+    """Convolutions whose biases a batch norm takes off again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 12, 3, padding=1), nn.Linear(12, 7)
+        self.convolutions = nn.ModuleList(nn.Conv2d(12, 12, 3, padding=1) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(12) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.stem(x))
+        for at in range(0, 6, 2):
+            y = functional.relu(self.norms[at](self.convolutions[at](x)))
+            x = functional.relu(x + self.norms[at + 1](self.convolutions[at + 1](y)))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(("level", "step"), [("mix", 0), ("mix", 1), ("L0", 0), ("L0", 1)])
+@pytest.mark.parametrize("way", ["channels_last", "autocast"])
+def test_biases_before_a_batch_norm_are_moved_by_noise(tmp_path: Path, level: str, step: int, way: str) -> None:
+    """Their gradient is zero in theory; the errors that a norm leaves in a whole channel are alike and add up."""
+
+    def train(model: nn.Module, changed: bool, recording: Any) -> None:
+        x = torch.randn(6, 3, 16, 16)
+        if changed and way == "channels_last":
+            model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        update = torch.optim.NAdam(model.parameters(), lr=1e-3)
+        for _ in range(2):
+            update.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=changed and way == "autocast"):
+                y = model(x)
+            functional.cross_entropy(y.float(), torch.arange(6)).backward()
+            update.step()
+            recording.step()
+
+    found = compared(tmp_path, train, Residual, level=level, step=step)
+    assert found.agrees, found.summary

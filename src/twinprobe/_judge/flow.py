@@ -405,6 +405,8 @@ class Differences:
     refilled: Bools  # masks with more fill values on one side
     carried: Bools  # an optimiser's state after the steps before
     acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
+    first_step: bool  # no update came before: parameters are as they were loaded
+    idle: Bools  # parameters that an optimiser moves by noise alone: their gradient is zero in theory
 
 
 def ends_of(flow: Flow, facts: Differences) -> Bools:

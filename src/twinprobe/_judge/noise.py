@@ -65,6 +65,9 @@ _PATHS = "ctc_loss"
 _FAR, _FAR_LEAST = 8.0, 1e-3  # times as many, and this share: no noise
 _THERE_AND_BACK = 2.0  # times as many in gradients, which go the same way twice
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
+NOTHING = (
+    16.0 * _FLOAT32
+)  # of all gradients together: one that is no larger is zero in theory, and nothing but rounding
 
 
 @dataclass
@@ -245,7 +248,12 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     product &= (operands.family[forward] == Family.PRODUCT) & (values.elements == values.elements[weight])
     summand = np.hypot(wrong[source], ROUNDING * grain * arrived[source]) * operands.first_rms[forward]
     multiplied: Floats = np.where(product, 2 * summand * np.sqrt(operands.terms[forward]), 0.0)
-    return np.hypot(distance, multiplied)
+    # Errors of a whole channel may be alike: those of a mean that a normalisation has taken off. They add up with the
+    # mean of what came in forward, over all places of all samples.
+    places = np.where(known, taken[source], 0.0) / np.maximum(values.elements / operands.terms[forward], 1)
+    mean = np.abs(values.mean[np.maximum(operands.first[forward], 0)])
+    alike = np.where(product, wrong[source] * mean * np.sqrt(operands.terms[forward] * places), 0.0)
+    return np.hypot(distance, np.hypot(multiplied, alike))
 
 
 def _drift(flow: Flow, values: Values, step: int, epsilon: float) -> tuple[float, float]:
@@ -295,8 +303,9 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     # the keys' bias) is zero in theory, and what is there is rounding.
     given = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT) & (epsilon > 0)
     sizes = np.nan_to_num(values.norm)
-    nothing = given & (sizes <= _FLOAT32 * np.linalg.norm(sizes[given]))
-    return np.where(nothing, np.fmax(lost, 4 * sizes), lost)
+    total = float(np.linalg.norm(sizes[given]))
+    nothing = given & (sizes <= NOTHING * total)
+    return np.where(nothing, np.fmax(lost, np.fmax(4 * sizes, ROUNDING * depth * grain * total)), lost)
 
 
 def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:

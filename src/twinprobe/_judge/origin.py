@@ -288,7 +288,8 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
         error = np.nan_to_num(judged.error[own], nan=0.0)
         differs = judged.state[own] == DIFFERS
         if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
-            differs = (differs | noise.far[own]) & ~turned[own]
+            # What is read by a later call is no result: it may differ, and what follows heal.
+            differs = (differs | (noise.far[own] & ~(flow.read[own] & ~claimed))) & ~turned[own]
             error[turned[own]] = 0.0
         elif not claimed:  # a few epsilons that no call stands out for
             differs &= noise.far[own]

@@ -179,7 +179,7 @@ def _unexplained(
     # Masks look alike: another one was taken.
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
-    entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts)
+    entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts) & ~facts.idle
     # A product that gives the same took the same, transposed by a flag of its own: nothing begins there.
     given = np.zeros(len(flow.ops))
     made = (flow.role == OUTPUT) & (flow.of_row >= 0)
@@ -388,7 +388,8 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     chains = _Chains(flow, noise, facts, ends)
     unseen = bool(gradients.any()) and not compared
     owners = flow.of_row[gradients & (flow.of_row >= 0)]
-    trained = set() if flow.updates.any() else set(flow.twin[owners].tolist())
+    # Later, parameters have drifted: an optimiser makes whole steps of noise.
+    trained = set(flow.twin[owners].tolist()) if facts.first_step and not flow.updates.any() else set()
     for beginning in beginnings:
         # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
         given = chains.rows_of(beginning.call)

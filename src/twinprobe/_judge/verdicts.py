@@ -28,13 +28,13 @@ from twinprobe._judge.deviation import (
     turned,
 )
 from twinprobe._judge.flow import NONE, Differences, Flow, ignored_rows, trace
-from twinprobe._judge.noise import Noise, expected_errors
+from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
 from twinprobe._judge.reconsider import grown, untrained, without_the_usual
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow
 from twinprobe._measure.statistics import NUMBER, StatDifference
-from twinprobe._runs.names import TOTAL_NORM
+from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -365,8 +365,30 @@ def _differences(flow: Flow, evidence: Evidence, rows: Rows, *, integer: Bools, 
         called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(number.astype(np.float64)), 0.0),
         given=rows.mixed, refilled=refilled, carried=carried,
-        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
+        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]), first_step=first_step,
+        idle=np.zeros(len(flow.role), dtype=bool) if first_step else _idle(flow, evidence.pairs),
     )  # fmt: skip
+
+
+def _idle(flow: Flow, pairs: pl.DataFrame) -> Bools:
+    """Parameters that have no gradient but rounding, before a normalisation say: no result depends on them, and an
+    optimiser that divides by the size of a gradient moves them by whole steps all the same."""
+    import polars as pl
+
+    whose, name = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.", r"([^.]+)$"
+    owner = pairs.select(pl.col("g_name").str.extract(whose) + "." + pl.col("g_name").str.extract(name)).to_series()
+    size = np.nan_to_num(np.abs(pairs["g_norm"].to_numpy().astype(np.float64)))
+    given = (flow.role == GRADIENT) & bools(owner.is_not_null())
+    nothing = given & (size <= NOTHING * np.linalg.norm(size[given]))
+    idle = (flow.role == PARAMETER) & bools(owner.is_in(owner.filter(nothing).implode()))
+    # The same in an optimizer.json.
+    written = flow.each_call(lambda op: op.text.startswith(OPTIMIZER))
+    read = flow.spread(written) & (flow.role == INPUT) & (flow.elements[1] > 1)
+    calls = np.zeros(len(flow.ops), dtype=bool)
+    calls[flow.of_row[read & (size <= NOTHING * np.linalg.norm(size[read]))]] = True
+    idle |= (flow.role == PARAMETER) & flow.spread(calls)
+    found: Bools = idle | np.isin(flow.mark, flow.mark[idle])
+    return found
 
 
 def _states(
