@@ -172,3 +172,17 @@ def test_no_rank_is_named_where_all_are_wrong(tmp_path: Path, capsys: pytest.Cap
         own = np.split(values, 2)[rank] * np.float32(factor)
         record(tmp_path / "t" / "step0" / f"rank{rank}", {NORM: {"output.0": own}})
     assert "shard" not in compared(tmp_path, capsys, "dp=2")["first"]["sentence"]
+
+
+def test_a_data_parallel_layout_of_ranks_with_parts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight, words = np.random.default_rng(5).standard_normal((32, 8), dtype=np.float32), np.ones((4, 8), np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: layer(weight, words)})
+    for rank, own in enumerate(np.split(weight, 2)):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: layer(own, words)})
+    found = compared(tmp_path, capsys, "dp=2", code=2)
+    said = (
+        "ranks of this layout hold whole parameters, but up.weight is [16, 8] on rank 0, and [32, 8] in the other run"
+    )
+    assert any(said in text for text in found["lost"])
