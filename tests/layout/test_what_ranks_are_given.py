@@ -172,3 +172,31 @@ def test_no_rank_is_named_where_all_are_wrong(tmp_path: Path, capsys: pytest.Cap
         own = np.split(values, 2)[rank] * np.float32(factor)
         record(tmp_path / "t" / "step0" / f"rank{rank}", {NORM: {"output.0": own}})
     assert "shard" not in compared(tmp_path, capsys, "dp=2")["first"]["sentence"]
+
+
+def test_a_data_parallel_layout_of_ranks_with_parts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight, words = np.random.default_rng(5).standard_normal((32, 8), dtype=np.float32), np.ones((4, 8), np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: layer(weight, words)})
+    for rank, own in enumerate(np.split(weight, 2)):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: layer(own, words)})
+    found = compared(tmp_path, capsys, "dp=2", code=2)
+    said = (
+        "ranks of this layout hold whole parameters, but up.weight is [16, 8] on rank 0, and [32, 8] in the other run"
+    )
+    assert any(said in text for text in found["lost"])
+
+
+@pytest.mark.parametrize(("parts", "wrong"), [((3.0, 5.0), False), ((7.0, 9.0), False), ((1.0, 2.0), True)])
+def test_a_loss_is_a_mean_or_a_sum(
+    parts: tuple[float, float], wrong: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Golden's is 8: what two ranks add up to (reduction sum), or their mean."""
+    loss = "Functional.cross_entropy.0.forward"
+    logits = np.ones((8, 4), np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {loss: {"input.0": logits, "output.0": np.array(8, np.float32)}})
+    for rank, value in enumerate(parts):
+        calls = {loss: {"input.0": logits[:4], "output.0": np.array(value, np.float32)}}
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls)
+    assert (compared(tmp_path, capsys, "dp=2")["first"] is not None) is wrong

@@ -411,7 +411,8 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
         # A function is given the parameters of the module around it.
         around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
         rows = (own & np.isin(role, (PARAMETER, OUTPUT))) | ((of_row == around) & differs & (role == PARAMETER))
-        if call == first and not (rows & (role == PARAMETER)).any():  # what came from outside
+        # What came from outside: the gradients of an optimizer do not, and are wrong on all ranks if one was.
+        if call == first and run.path.name != OPTIMIZER_FILE and not (rows & (role == PARAMETER)).any():
             rows |= own & (role == INPUT)
         asked |= dict.fromkeys(np.flatnonzero(rows).tolist(), bool((own & (role == INPUT)).any()))
     if run.path.name == OPTIMIZER_FILE:  # parameters that differ before a step come first, wherever they stand

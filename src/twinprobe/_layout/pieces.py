@@ -113,6 +113,13 @@ def shapes_of(pieces: Sequence[Piece]) -> str:
     return " and ".join(list(found)[:3])
 
 
+def add_up_to(goal: float | None, pieces: Sequence[Piece]) -> bool:
+    """Whether one number of each rank is its part of a sum: of a loss that is not averaged, say."""
+    values = [piece.stats[0] for piece in pieces]
+    total = sum(value for value in values if value is not None)
+    return goal is not None and None not in values and abs(total - goal) <= 1e-3 * abs(goal)
+
+
 Way = tuple[int, ...]  # for each axis COPIES, SUM or a dimension
 # Which dimensions are likely along an axis, the likeliest first: of weights, and of values (-1 is the last one).
 _WEIGHTS = (0, 1, 2, 3)

@@ -431,6 +431,10 @@ def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | N
     placed = any(dump.placements for dump in ranks.values())
     if layout.tp > 1 and common and not placed and all(own[name] == whole[name] for name in common):
         found.append(f"tensor parallel ranks hold parts of parameters, but rank {first.rank} has whole ones")
+    cut = [name for name in common if own[name] != whole[name]]
+    if layout.tp == layout.cp == layout.ep == 1 and cut and not placed:
+        found.append(f"ranks of this layout hold whole parameters, but {cut[0]} is {list(own[cut[0]])} on rank "
+                     f"{first.rank}, and {list(whole[cut[0]])} in the other run")  # fmt: skip
     if tokens and goal and layout.cp > 1 and tokens[1] == goal[1]:
         found.append(f"context parallel ranks hold parts of sequences, but rank {first.rank} was given {list(tokens)}, "
                      f"and the other run {list(goal)}")  # fmt: skip

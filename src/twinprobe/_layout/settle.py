@@ -27,6 +27,7 @@ from twinprobe._layout.pieces import (
     Known,
     Piece,
     Shape,
+    add_up_to,
     added_up,
     along,
     fitting_way,
@@ -323,7 +324,8 @@ class _Side:
         if odd:
             blocks, way = self._worst(row, partner, blocks, way, odd)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
-            arithmetic = Arithmetic(self.shares, {}, 1)
+            whole = self.golden["max"][partner] if partner is not None else None
+            arithmetic = Arithmetic({} if add_up_to(whole, blocks) else self.shares, {}, 1)
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")
