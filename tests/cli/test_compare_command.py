@@ -57,7 +57,7 @@ def test_the_summary_names_the_first_divergence_its_line_and_both_values(
 ) -> None:
     compare(runs, tmp_path / "out")
     shown = capsys.readouterr().out
-    for text in ("6 rows", "6 matched", "Torch.matmul.0.forward", "train.py, line 7", "3.15", "3.0", "injected"):
+    for text in ("6 rows", "6 matched", "Torch.matmul.0.forward", "train.py:7", "3.15", "3.0", "injected"):
         assert text in shown
 
 

@@ -282,7 +282,6 @@ _JOBS = (
      "or, in the program: with twinprobe.record(model, 'run_a'): ..."),
     ("compare two runs and find where they diverge", "{prog} compare run_b run_a",
      "target (under test) first, then golden (the reference); checkpoints and folders of arrays work too"),
-    ("pair models whose names differ", "{prog} align run_b run_a", "writes a mapping that compare can use"),
     ("see both models side by side", "{prog} graph_visualize -tp run_b -gp run_a -o out", "then: {prog} view out"),
     ("compare two live models, layer by layer", "python: twinprobe.auto_diff(base, raw, inputs)",
      "base is the reference, raw the model under test"),
