@@ -50,6 +50,7 @@ _BATCH = 4  # terms of a sum: more are those of a batch
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
 _ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
+_FILLED = 9e3  # a mean beyond this is one of a mask's fill values
 # How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
 _DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
 # Optimisers that divide by the size of a gradient (Adam, RMSprop) move an element by a whole step where its gradient is
@@ -252,6 +253,7 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     # mean of what came in forward, over all places of all samples.
     places = np.where(known, taken[source], 0.0) / np.maximum(values.elements / operands.terms[forward], 1)
     mean = np.abs(values.mean[np.maximum(operands.first[forward], 0)])
+    mean = np.where(mean < _FILLED, mean, 0.0)  # not that of a mask's fill values
     alike = np.where(product, wrong[source] * mean * np.sqrt(operands.terms[forward] * places), 0.0)
     return np.hypot(distance, np.hypot(multiplied, alike))
 
