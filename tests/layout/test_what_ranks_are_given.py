@@ -200,3 +200,22 @@ def test_a_loss_is_a_mean_or_a_sum(
         calls = {loss: {"input.0": logits[:4], "output.0": np.array(value, np.float32)}}
         record(tmp_path / "t" / "step0" / f"rank{rank}", calls)
     assert (compared(tmp_path, capsys, "dp=2")["first"] is not None) is wrong
+
+
+def test_rounding_of_a_parameter_does_not_come_before_a_gradient(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [np.random.default_rng(at).standard_normal((32, 8)).astype(np.float32) for at in range(3)]
+    for folder, wrong in (("g/step0/proc1", 1.0), ("t/step0/rank0", 1.5), ("t/step0/rank1", 1.5)):
+        record(tmp_path / folder, {NORM: {"output.0": weights[0]}})
+        calls = {}
+        for at, weight in enumerate(weights):
+            before = weight.copy()
+            if wrong > 1 and at == 2:
+                before[0, 0] = np.nextafter(before[0, 0], np.float32(9))
+            gradient = weight[::-1] * np.float32(wrong)
+            values = {"input.0": gradient, "output.0": before - gradient, "parameters.before": before}
+            calls[f"Optimizer.layers.{at}.weight.SGD.0.forward"] = values
+        record(tmp_path / folder, calls, name="optimizer")
+    first = optimizers(tmp_path, capsys, "dp=2")["first"]
+    assert (first["op"], first["argument"]) == ("Optimizer.layers.0.weight.SGD.0.forward", "input.0")
