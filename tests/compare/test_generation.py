@@ -27,11 +27,12 @@ def model(layers: int = 2) -> LlamaForCausalLM:
     return made
 
 
-def generated(folder: Path, rows: int = 2, level: str = "mix", **options: Any) -> Path:
+def generated(folder: Path, rows: int = 2, level: str = "mix", do_sample: bool = False, **options: Any) -> Path:
     ids = torch.randint(2, 97, (rows, 5), generator=torch.Generator().manual_seed(5))
     made = model()
+    torch.manual_seed(11)
     with record(made, str(folder), level=level, task="tensor"):
-        made.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, **options)
+        made.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=do_sample, **options)
     return folder
 
 
@@ -58,3 +59,11 @@ def test_beams_cannot_be_followed_through_a_cache(tmp_path: Path) -> None:
     target, golden = generated(tmp_path / "b", num_beams=3, use_cache=False), generated(tmp_path / "a", num_beams=3)
     with pytest.raises(BadInput, match="as beams do"):
         twinprobe.compare(target, golden)
+
+
+def test_another_temperature_is_named_although_the_same_tokens_were_drawn(tmp_path: Path) -> None:
+    """Logits stand so far apart that one token has nearly all probability."""
+    runs = [generated(tmp_path / str(heat), do_sample=True, top_k=2, temperature=heat) for heat in (0.01, 0.012)]
+    found = twinprobe.compare(*runs)
+    assert found.first is not None, found.summary
+    assert "0.01 against 0.012" in found.first.sentence

@@ -454,7 +454,9 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
-    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent)
+    # Two draws from other probabilities may be the same by chance: what is drawn from is a result.
+    drawn = flow.each_call(lambda op: op.body == "multinomial") & ~flow.updates
+    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent | drawn)
     gradients = flow.role == GRADIENT
     seen = _read_by_optimizer(flow, facts)
     arrived = np.isin(flow.mark, flow.mark[gradients])

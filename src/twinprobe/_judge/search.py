@@ -400,7 +400,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         acts = unseen and parameter
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # A trained parameter that is far off is as far off after its update, which no call shows here.
-        acts |= parameter and beginning.call in trained
+        acts |= parameter and beginning.call in trained and beginning not in moved
         written = bool(flow.updates[beginning.call]) and beginning not in moved  # the next step reads it
         beginning.reaches |= acts or written or (drifted if beginning in moved else chains).reach_an_end(beginning)
     # A parameter that differs at its optimiser differed where it was used first.
