@@ -195,11 +195,11 @@ class TokenMatcher:
         losses = shapes == {()} and len(sides[0].cut.passes) != len(sides[1].cut.passes)
         if len(shapes) > 1 or losses:  # a loss is the mean over the tokens of its call
             return False
-        (shape,) = shapes
         if len(cuts) > 1 or shapes == {()}:
             # A head that keeps the last token of each row has one shape too, but another token in each pass.
             values = {(id(run), repr(run.stats(row, at))) for run, row, at in passes if run.rows[row, at] != NONE}
             return len(cuts) == 1 or len(values) <= len(sides)
+        (shape,) = shapes
         first_pass = sides[0].cut.passes[0]
         views = views_of(shape or (), first_pass)
         if shape is None or not (views or first_pass.shape[1] in shape):

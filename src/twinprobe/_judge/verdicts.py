@@ -372,7 +372,7 @@ def _differences(
     # What it averages may be off by noise, and then the average is: a bias before it drifts, and nothing else changes.
     first = flow.first_inputs(np.ones(len(flow.ops), dtype=bool))
     averaged = np.zeros(len(flow.ops))
-    averaged[flow.of_row[first]] = np.nan_to_num(noise.error[first])
+    averaged[flow.of_row[first]] = np.nan_to_num(noise.error[first], posinf=1.0)
     acts_later |= running & rows.tensor & rows.matched & noise.far & (noise.error > _MORE * averaged[flow.of_row])
     alike = bools(names.str.contains(_KERNELS)) | same_eps(evidence.pairs)
     return Differences(
