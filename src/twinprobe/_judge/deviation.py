@@ -389,10 +389,11 @@ def drift_of(flow: Flow, values: Values, step: int, epsilon: float, trained: Boo
     """
     known = flow.parameter & (values.epsilon > 0) & (~flow.spread(flow.updates) | (flow.role == PARAMETER))
     moved = known & (values.error > 0)
-    if step == 0 or not moved.any() or 2 * (moved & trained).sum() < (known & trained).sum():
+    if step == 0 or not moved.any():
         return 0.0, 0.0
     typical, coarse = float(np.median(values.error[moved])), epsilon > _COARSE
-    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]):
+    few = 2 * (moved & trained).sum() < (known & trained).sum()  # the others are the same to the last bit
+    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]) or (coarse and few):
         return 0.0, 0.0
     return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END[coarse]))
 

@@ -183,7 +183,7 @@ _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT:
 _OTHER_LAYOUT = ("qkv", "gate_up")
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
-# Running statistics, which a batch norm takes along to write to. (Paddle's variance is another one: of the samples.)
+# Running statistics, which a batch norm writes to. (Paddle's variance is another one: of the samples.)
 _RUNNING = (
     r"(batch_norm\.\d+\.forward\.(input|kwargs)\.(1|running_mean)|(BatchNorm\.\d+\.forward\.input\.3)|moving_mean)$"
 )
@@ -331,10 +331,7 @@ def _weigh(
         pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
         measured=evidence.noise,
     )  # fmt: skip
-    carried = np.zeros(len(error), dtype=bool) if run.step == 0 else carried_state(flow, noise.far)
-    facts = _differences(
-        flow, evidence, rows, carried, noise, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0
-    )
+    facts = _differences(flow, evidence, rows, noise, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0)
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction
     one_way = aligned(pairs, error, coarsest) & ~estimated
@@ -356,7 +353,7 @@ def _weigh(
 
 
 def _differences(
-    flow: Flow, evidence: Evidence, rows: Rows, carried: Bools, noise: Noise, *, integer: Bools, first_step: bool
+    flow: Flow, evidence: Evidence, rows: Rows, noise: Noise, *, integer: Bools, first_step: bool
 ) -> Differences:
     """The plain facts of each row."""
     names = evidence.pairs["t_name"]
@@ -364,12 +361,13 @@ def _differences(
     # A mask holds yes and no, in whatever type.
     refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
     integer, differs = integer | refilled, (evidence.deviation.state == DIFFERS) | refilled
+    carried = np.zeros(len(flow.role), dtype=bool) if first_step else carried_state(flow, noise.far)
     number = rows.number("t", "max")
     frozen = bools(names.str.contains(_IN_TRAINING)) & rows.value & (number == 0)
     acts_later = bools(names.str.contains(_ACTS_LATER)) & rows.value
     same = bools(evidence.pairs["t_dtype"] == evidence.pairs["g_dtype"])
     running = bools(names.str.contains(_RUNNING)) | (bools(names.str.contains(_VARIANCE)) & same)
-    # What it averages may be off by noise, and then the average is: a bias before it drifts, and nothing else changes.
+    # What it averages may be off by noise: a bias before it drifts.
     first = flow.first_inputs(np.ones(len(flow.ops), dtype=bool))
     averaged = np.zeros(len(flow.ops))
     averaged[flow.of_row[first]] = np.nan_to_num(noise.error[first], posinf=1.0)
