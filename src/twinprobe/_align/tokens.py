@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -330,6 +331,7 @@ def _sequences(passes: Sequence[Pass]) -> list[TokenSequence]:
                 if sequence is None:
                     columns[slot] = 0
                     found.append(sequence := TokenSequence())
+                columns[slot] -= _taken_back(sequence, one, piece)
                 if rows > 1 or len(pieces) == 1:
                     one.past[row] = columns[slot]
                 sequence.places += [(number, row, int(cell) - row * width) for cell in piece]
@@ -365,6 +367,27 @@ def _carries_on(one: Pass, piece: Ints, earlier: TokenSequence) -> bool:
     if one.positions is not None:
         return bool(one.positions[piece[0]] > 0) or len(piece) == 1
     return len(piece) == 1 or len(piece) < len(earlier.places) // 2
+
+
+def _taken_back(sequence: TokenSequence, one: Pass, piece: Ints) -> int:
+    """Drop tokens that were guessed and rejected (assisted decoding): the next call computes their positions again."""
+    if one.positions is None or not sequence.places or len(piece) == 1:
+        return 0
+    kept, before = sum(position < one.positions[piece[0]] for position in sequence.positions), len(sequence.places)
+    del sequence.places[kept:], sequence.ids[kept:], sequence.positions[kept:]
+    return int(before - kept)
+
+
+def reorders_rows(cut: Cut) -> bool:
+    """Whether rows carry on other rows of the call before, as beams do. Seen where each call takes all tokens again."""
+    for one, other in pairwise(cut.passes):
+        rows, width = one.shape
+        if one.ids is None or other.ids is None or other.shape[0] != rows or other.shape[1] <= width:
+            continue
+        known, heads = one.ids.reshape(rows, width), other.ids.reshape(rows, -1)[:, :width]
+        if (heads != known).any() and {*map(tuple, heads.tolist())} <= {*map(tuple, known.tolist())}:
+            return True
+    return False
 
 
 def count_tokens(cut: Cut) -> None:
@@ -571,6 +594,6 @@ def _notes(pairs: TokenPairs, known: NDArray[np.bool_], links: Sequence[tuple[in
         used = Counter({link[own]: 0 for link in links})
         for link in links:
             used[link[own]] += link[4]
-        left = sum(len(one.ids) - used.get(number, 0) for number, one in enumerate(side.sequences))
+        left = sum(max(len(one.ids) - used.get(number, 0), 0) for number, one in enumerate(side.sequences))
         if left:
             yield f"{name}: {left:,} tokens have no counterpart and are not compared"

@@ -38,12 +38,28 @@ def pair_table(target: Run, golden: Run, pairs: Pairs) -> pl.DataFrame:
         *_gather(golden.table, pairs.golden, "g_"),
         pl.Series("rule", pairs.rule, dtype=pl.String),
     ]).with_columns(joined=pl.lit(value=False), turn=pl.lit(None, dtype=pl.String))  # fmt: skip
+    frame = _with_momentum(frame, target.framework, golden.framework)
     if pairs.groups:
         frame = with_merged(frame, target, golden, pairs.groups)
     marked = frame["t_layout"].null_count() + frame["g_layout"].null_count() < 2 * frame.height
     if marked or pairs.call_groups or frame["rule"].str.starts_with(ALIGNED).any():
         frame = with_turns(frame)
     return with_call_groups(frame, pairs) if pairs.call_groups else frame
+
+
+_MOMENTUM = r"batch_norm\.\d+\.forward\.(input|kwargs)\.momentum$"
+
+
+def _with_momentum(frame: pl.DataFrame, *frameworks: str) -> pl.DataFrame:
+    """Paddle's momentum of running statistics says what is kept; against another framework, what is taken in."""
+    if frameworks[0] == frameworks[1] or "paddle" not in frameworks:
+        return frame
+    side = "tg"[frameworks.index("paddle")]
+    rows = frame[f"{side}_name"].str.contains(_MOMENTUM).fill_null(value=False).arg_true().to_list()
+    taken = {row: round(1 - kept, 12) for row in rows if (kept := frame[f"{side}_max"][row]) is not None}
+    none = dict.fromkeys(taken)
+    changes = {f"{side}_{stat}": taken for stat in STATS} | {"t_value_digest": none, "g_value_digest": none}
+    return with_values(frame, changes) if taken else frame
 
 
 def with_call_groups(frame: pl.DataFrame, pairs: Pairs) -> pl.DataFrame:

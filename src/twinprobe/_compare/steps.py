@@ -186,6 +186,9 @@ def _read_recorded(folder: Path, steps: Sequence[RunFolder]) -> Watched:
 def _take_calls(run: Run, row: dict[str, float]) -> list[tuple[str, Rows]]:
     """What modules gave in their first forward call, what the first call took, and the loss; the sketches of these."""
     outputs: dict[str, str] = {}
+    # The first call in the model: a program may clear gradients or touch the optimizer's state before it.
+    inside = (at for at, name in enumerate(run.ops) if parse_op(name).is_module or run.parents.get(name) is not None)
+    first = next(inside, 0)
     sketched: dict[str, int] = {}
 
     def take(series: str, place: int, numbers: Mapping[str, float | None]) -> None:
@@ -204,7 +207,7 @@ def _take_calls(run: Run, row: dict[str, float]) -> list[tuple[str, Rows]]:
         numbers = {"norm": norm, "mean": mean, "max": max(abs(high or 0.0), abs(low or 0.0))}
         if role == INPUT:
             # A function takes weights as well: only its first argument is data.
-            if op == 0 and (call.is_module or name.endswith(".input.0")):
+            if op == first and (call.is_module or name.endswith(".input.0")):
                 take(f"input.{name.rpartition('.input.')[2]}", at, numbers | {"min": low})
             continue
         title = call.body if call.is_module else f"{call.prefix}.{call.body}.{call.call}"

@@ -19,7 +19,17 @@ import numpy as np
 
 from twinprobe._align.calls import Shape, dims
 from twinprobe._align.links import Pairs
-from twinprobe._align.tokens import MASK, NONE, POSITIONS, Cut, TokenPairs, align_tokens, count_tokens, cut_of
+from twinprobe._align.tokens import (
+    MASK,
+    NONE,
+    POSITIONS,
+    Cut,
+    TokenPairs,
+    align_tokens,
+    count_tokens,
+    cut_of,
+    reorders_rows,
+)
 from twinprobe._compare.one import Comparison, Matcher, Options, compare_runs
 from twinprobe._compare.pair_table import with_values
 from twinprobe._compare.request import Job
@@ -186,7 +196,9 @@ class TokenMatcher:
         if len(shapes) > 1 or losses:  # a loss is the mean over the tokens of its call
             return False
         if len(cuts) > 1 or shapes == {()}:
-            return True
+            # A head that keeps the last token of each row has one shape too, but another token in each pass.
+            values = {(id(run), repr(run.stats(row, at))) for run, row, at in passes if run.rows[row, at] != NONE}
+            return len(cuts) == 1 or len(values) <= len(sides)
         (shape,) = shapes
         first_pass = sides[0].cut.passes[0]
         views = views_of(shape or (), first_pass)
@@ -346,6 +358,13 @@ def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> Toke
         return None
     if not (cuts[0].known and cuts[1].known):
         return _by_counts(cuts[0], cuts[1])
+    for one, other in ((cuts[0], cuts[1]), (cuts[1], cuts[0])):
+        if reorders_rows(one) and any(single.past.any() for single in other.passes):
+            raise BadInput(
+                f"rows carry on other rows of the call before, as beams do: the cache of {other.runs[0].path} does not "
+                "show which", where=one.runs[0].path,
+                hint="record both runs with a cache, or both without; --tokens off compares calls as they are",
+            )  # fmt: skip
     pairs = align_tokens(cuts[0], cuts[1])
     if pairs is None or (wanted != ON and _one_pass_more(cuts[0], cuts[1])):
         return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import dtypes_differ
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, result_rows
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, begins_backward, clipping, result_rows
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
 from twinprobe._judge.origin import Divergence
@@ -31,7 +31,7 @@ from twinprobe._judge.search import (
 )
 from twinprobe._judge.verdicts import RULES, Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
-from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.names import FORWARD, OPTIMIZER, parse_op
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 from twinprobe.errors import TwinProbeError
@@ -208,6 +208,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
             reader = pairs["t_name"][beginning.arguments[0]]
             only = "only the target run makes this call" + (f"; {reader} reads its result" if reader else "")
         return f"{only}; {named}" if named else only
+    if outside := _beyond_the_step(pairs, judged.flow, beginning, place):
+        return f"{outside}; {named}" if beginning.cause == BETWEEN and named else outside
     # Where the search has proven the cause, the kind says it all.
     proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
     if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
@@ -218,10 +220,22 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     grouped = "group" in pairs.columns and pairs["group"][beginning.row] is not None
     other_calls = bool(kinds) and kinds[0].name in ("function", "extra", "missing")
     if grouped and other_calls and beginning.cause == OUTPUT_DIFFERS and RULES["injected"].words in parts:
-        return f"the same inputs give another result: {kinds[0].sentence}"
+        parts = [f"the same inputs give another result: {kinds[0].sentence}"]
     # The heading says already that it begins here.
     reason = "; ".join([part.removesuffix(": injected here") for part in parts if part not in _SIZES] or parts)
     return f"{reason}; {named}" if named and named not in reason else reason
+
+
+def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning, place: str) -> str:
+    """What differs where the recorded calls of a step begin or end: running statistics, the loss, clipping."""
+    name = pairs["t_name"][beginning.row] or ""
+    if beginning.cause == OUTSIDE and beginning.arguments:  # nothing in this step depends on it
+        return f"{argument_name(name)} differs before the call: an evaluation will use it, training does not"
+    if beginning.cause == BETWEEN and flow is not None and begins_backward(flow, beginning.row):
+        return "this gradient is the first of the backward pass: the loss is computed or scaled otherwise"
+    optimizer = beginning.cause == OUTSIDE and place == "input.0" and name.startswith(OPTIMIZER)
+    clipped = clipping(pairs) if optimizer else ""
+    return f"the gradient differs: {clipped}" if clipped else ""
 
 
 def _argument(row: dict[str, Any]) -> str:

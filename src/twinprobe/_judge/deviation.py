@@ -348,7 +348,7 @@ class Values:
 def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
     """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
     own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
-    norm = np.where((flow.role == PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
+    norm = np.where((flow.role <= PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
     amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])
@@ -370,6 +370,32 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
             np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
         )
     return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0))
+
+
+# How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
+_DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
+# Optimisers that divide by the size of a gradient (Adam, RMSprop) move an element by a whole step where its gradient is
+# noise, so single parameters drift far more than most: by so many epsilons a step, no further than this share of a
+# usual parameter.
+_DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
+_COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
+
+
+def drift_of(flow: Flow, values: Values, step: int, epsilon: float, trained: Bools) -> tuple[float, float]:
+    """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
+
+    In training, rounding errors of every step stay in the parameters, in nearly all that are trained, as modules read
+    them and as optimizer.json has them before its step.
+    """
+    known = flow.parameter & (values.epsilon > 0) & (~flow.spread(flow.updates) | (flow.role == PARAMETER))
+    moved = known & (values.error > 0)
+    if step == 0 or not moved.any():
+        return 0.0, 0.0
+    typical, coarse = float(np.median(values.error[moved])), epsilon > _COARSE
+    few = 2 * (moved & trained).sum() < (known & trained).sum()  # the others are the same to the last bit
+    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]) or (coarse and few):
+        return 0.0, 0.0
+    return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END[coarse]))
 
 
 def arrived(flow: Flow, values: Values) -> Floats:

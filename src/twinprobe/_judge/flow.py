@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, OpName
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, OpName
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -32,6 +32,7 @@ NONE = -1
 PARAMETER_GRADIENTS = "parameter gradients"  # one of the results that a summary begins with
 UPDATED_PARAMETERS = "updated parameters"
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
+_SAME_NORM = 1e-2  # relative: of all gradients together
 
 # Three odd constants that spread the bits of max, min and the number of elements over one word.
 _SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
@@ -453,7 +454,9 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
-    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent)
+    # Two draws from other probabilities may be the same by chance: what is drawn from is a result.
+    drawn = flow.each_call(lambda op: op.body == "multinomial") & ~flow.updates
+    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent | drawn)
     gradients = flow.role == GRADIENT
     seen = _read_by_optimizer(flow, facts)
     arrived = np.isin(flow.mark, flow.mark[gradients])
@@ -498,3 +501,38 @@ def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -
     called[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(called)) :] = False
     given: Bools = flow.spread(called) & (flow.role == OUTPUT)
     return given
+
+
+def clipping(pairs: pl.DataFrame) -> str:
+    """How the runs clip their gradients, where that differs, or the norms before it do; empty elsewhere."""
+    totals = pairs.filter(pairs["t_name"].str.starts_with(TOTAL_NORM).fill_null(value=False))
+    norms = {(row["t_role"], side): row[f"{side}_norm"] for row in totals.iter_rows(named=True) for side in "tg"}
+    before, after = np.nan_to_num([[norms.get((role, side)) or 0.0 for side in "tg"] for role in (INPUT, OUTPUT)])
+    if bool(before[0]) != bool(before[1]):
+        return f"only the {'target' if before[0] else 'golden'} run clips gradients"
+    if not all((*before, *after)):
+        return ""
+    if abs(before[0] - before[1]) > _SAME_NORM * before[1]:
+        return f"before clipping, the norm of all of them is {before[0]:.4g} against {before[1]:.4g}"
+    apart = abs(after[0] - after[1]) > _SAME_NORM * after[1]
+    return f"gradients are clipped to a norm of {after[0]:.4g} against {after[1]:.4g}" if apart else ""
+
+
+def begins_backward(flow: Flow, row: int) -> bool:
+    """Whether a row is the gradient of the loss, which code outside of all recorded calls computes."""
+    backward = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD))
+    first = len(backward) > 0 and flow.of_row[row] == backward[0] and flow.parent[backward[0]] == NONE
+    return bool(first and flow.role[row] == INPUT)
+
+
+def carried_state(flow: Flow, far: Bools) -> Bools:
+    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
+    carried = np.zeros(len(flow.role), dtype=bool)
+    state = flow.first_inputs(flow.updates & flow.in_place)
+    state = state[flow.source[state] == NONE]  # what no call of this step has made
+    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
+    for name in np.unique(names):
+        rows = state[names == name]
+        own = rows[~flow.parameter[rows]]
+        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
+    return carried

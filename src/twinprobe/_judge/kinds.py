@@ -67,12 +67,10 @@ class Suspect:
     """All parameters of the golden run, and of its other ranks, with full names: to find one that was exchanged."""
     tensors: Sequence[tuple[str, Side]] = ()
     """Tensors of the golden run near this call, nearest first: one of them may be the difference, or what came in."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers that a factor may come from: ``{"world size": 8, "micro batches": 4}``."""
+    counts: Mapping[str, int] = field(default_factory=dict)  # that a factor may come from: ``{"world size": 8}``
     unpaired: Sequence[str] = ()
     """Calls near this one that only the other run makes, by name: then a call was replaced, or moved."""
-    from_outside: bool = False
-    """Whether the inputs that differ come from no recorded call in either run: the batch, a mask, a state."""
+    from_outside: bool = False  # the inputs that differ come from no recorded call: the batch, a mask, a state
     place: str = ""  # the path of the enclosing module, or ``optimizer``
     kept: str = ""  # what speaks for the gradient of an earlier pass in what an optimiser reads
 
@@ -373,7 +371,9 @@ def _input(suspect: Suspect) -> Kind | None:
         elif target.shape == golden.shape and _same_numbers(target, golden):
             sentence = f"{row.name} comes from outside and holds golden's values in another order"
         else:
-            sentence = f"{row.name} comes from outside and differs: {_compared(target, golden)}"
+            state = suspect.place == "optimizer" and row.name == "input.0" and api_name(suspect.name).endswith("_")
+            what = "is the optimizer's state so far" if state else "comes from outside"
+            sentence = f"{row.name} {what} and differs: {_compared(target, golden)}"
         return Kind("input", sentence, 0.93, {"input": row.name})
     return None
 

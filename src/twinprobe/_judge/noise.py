@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import WILD, Values, arrived, gave_inside, values_of
+from twinprobe._judge.deviation import WILD, Values, arrived, drift_of, gave_inside, values_of
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
@@ -26,6 +26,7 @@ from twinprobe._judge.operations import (
     is_kinked,
     is_over_batch,
     operation_of,
+    softened,
 )
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
@@ -43,7 +44,7 @@ _BACKWARD = 3.0
 # Code between two recorded calls may select and scale: no more than this.
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
-_DIVIDES, _OF_LISTS, _USUAL_STEP = "addcdiv", "_foreach", 1e-2
+_DIVIDES, _OF_LISTS, _USUAL_STEP, _BETA1 = "addcdiv", "_foreach", 1e-2, 0.9
 _ADAPTS = re.compile(r"(?i)\.[^.]*(ada|rmsprop|lamb|novograd)[^.]*$")  # optimizers that divide by a gradient's size
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _BATCH = 4  # terms of a sum: more are those of a batch
@@ -51,12 +52,6 @@ _STEEPEST = 1e3  # no further is a relative error carried from a mean element to
 _ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _FILLED = 9e3  # a mean beyond this is one of a mask's fill values
-# How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
-_DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
-# Optimisers that divide by the size of a gradient (Adam, RMSprop) move an element by a whole step where its gradient is
-# noise, so single parameters drift far more than most: by so many epsilons a step, no further than this share of a
-# usual parameter.
-_DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
@@ -116,7 +111,8 @@ def expected_errors(
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     values = values_of(pairs, flow, error, epsilon)
     grain = _grain(flow, epsilon)
-    drift, furthest = _drift(flow, values, step, float(grain.max(initial=0.0)))
+    trained = (pairs["t_requires_grad"].fill_null(value=True)).to_numpy()
+    drift, furthest = drift_of(flow, values, step, float(grain.max(initial=0.0)), trained)
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
@@ -135,6 +131,8 @@ def expected_errors(
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
         _on_the_way_in(flow, values, grain, depth, furthest),
     )
+    if step:
+        local = np.where(flow.parameter, np.fmax(local, _one_element(operands, abs(step))), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
@@ -258,20 +256,13 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     return np.hypot(distance, np.hypot(multiplied, alike))
 
 
-def _drift(flow: Flow, values: Values, step: int, epsilon: float) -> tuple[float, float]:
-    """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
-
-    In training, rounding errors of every step stay in the parameters, as modules read them and as optimizer.json has
-    them before its step.
-    """
-    before = ~flow.spread(flow.updates) | (flow.role == PARAMETER)
-    moved = flow.parameter & (values.epsilon > 0) & (values.error > 0) & before
-    if step == 0 or not moved.any():
-        return 0.0, 0.0
-    typical, coarse = float(np.median(values.error[moved])), epsilon > _COARSE
-    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]):
-        return 0.0, 0.0
-    return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END[coarse]))
+def _one_element(operands: _Operands, steps: int) -> float:
+    """How far a single element may go in so many steps: Adam moves it by the rate, one way or the other, where its
+    gradient is rounding. As a distance; 0 where no calls of such an optimiser were recorded."""
+    if not operands.divides.any():
+        return 0.0
+    corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by what corrects the first moment
+    return 2 * steps * corrected * (1 - _BETA1 ** (steps + 1))
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
@@ -368,8 +359,7 @@ class _Operands:
     """Every floating-point input of every call, with what its call is: one entry an input."""
 
     def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values) -> None:
-        count = len(flow.ops)
-        self.count = count
+        self.count = count = len(flow.ops)
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
         self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
@@ -391,6 +381,7 @@ class _Operands:
         self.terms = self._contracted(pairs, flow)
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
         self._updates(pairs, flow)
+        self.softened = softened(pairs, flow.of_row, count)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
@@ -527,8 +518,9 @@ class _Operands:
         ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
         moved = 2 * self.step[calls] * np.maximum(self.least[calls], ratio) * np.sqrt(self.size[calls])
         gain = np.where(steps, np.fmax(gain, moved), gain)
-        # So many of a gradient's elements are no larger than its error.
-        flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * np.minimum(error, 1.0))
+        # So many of a gradient's elements are no larger than its error, or than eps.
+        beside = np.divide(self.softened, self.first_rms, out=np.zeros(self.count), where=self.first_rms > 0)[calls]
+        flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * np.minimum(error + beside, 1.0))
         gain = np.where(rows == self.first[calls], np.fmax(gain, flipped), gain)
         squares = np.zeros(self.count)
         np.add.at(squares, calls, gain**2)

@@ -6,9 +6,16 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from math import log
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from twinprobe._runs.names import OpName
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Family(IntEnum):
@@ -265,3 +272,31 @@ def argument_name(row: str) -> str:
     if not place.isdigit():
         return place or row.rpartition(".")[2]
     return names[int(place)] if int(place) < len(names) else f"argument {place}"
+
+
+_EPS, _SAME_STEPS, _MINDSPORE = r"^Optimizer\..*\.input\.eps$", 2e-3, "Float32"
+
+
+def same_eps(pairs: pl.DataFrame) -> NDArray[np.bool_]:
+    """Settings eps of Adam that two frameworks were given alike, though recorded otherwise.
+
+    MindSpore's acts before the bias is corrected; recorded is what PyTorch needs for that: eps / sqrt(1 - beta2^t).
+    """
+    same: NDArray[np.bool_] = np.zeros(pairs.height, dtype=bool)
+    if (pairs["t_dtype"] == _MINDSPORE).any() == (pairs["g_dtype"] == _MINDSPORE).any():
+        return same
+    numbers = dict(zip(pairs["t_name"].to_list(), pairs["t_max"].to_list(), strict=True))
+    for row in pairs["t_name"].str.contains(_EPS).fill_null(value=False).arg_true().to_list():
+        beta = numbers.get(pairs["t_name"][row].removesuffix("eps") + "betas.1")
+        smaller, larger = sorted((pairs["t_max"][row] or 0.0, pairs["g_max"][row] or 0.0))
+        if beta and 0 < smaller < larger:
+            steps = log(1 - (smaller / larger) ** 2) / log(beta)
+            same[row] = round(steps) > 0 and abs(steps - round(steps)) < _SAME_STEPS
+    return same
+
+
+def softened(pairs: pl.DataFrame, call_of_row: NDArray[np.int64], calls: int) -> NDArray[np.float64]:
+    """Per call: by how much another formula of Adam adds another eps."""
+    found, rows = np.zeros(calls), np.flatnonzero(same_eps(pairs))
+    found[call_of_row[rows]] = np.abs(np.subtract(*(pairs[f"{side}_max"].gather(rows).to_numpy() for side in "tg")))
+    return found

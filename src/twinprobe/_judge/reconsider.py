@@ -152,7 +152,8 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     chooses[flow.of_row[(flow.role == INPUT) & facts.whole & facts.matched]] = True
     flips = flow.spread(chooses) & (flow.role == OUTPUT)
     flips |= (flow.source != NONE) & flips[flow.source]
-    apart = noise.far & ~flips & ~ignored_rows(flow, noise.error) & ~facts.idle
+    drifted = flow.parameter & (noise.times <= _JUMP)  # noise explains it: what it leads to is no beginning
+    apart = noise.far & ~flips & ~drifted & ~ignored_rows(flow, noise.error) & ~facts.idle
     known = np.flatnonzero(apart & facts.matched & flow.spread(forward & flow.leaf)).tolist()
     flipped = np.flatnonzero(noise.far & flips & facts.matched).tolist()
     if flipped and known and min(flipped) < min(known):  # what follows from a flip is expected

@@ -119,7 +119,7 @@ def find_beginnings(
             if any(forward in (call, *flow.parents_of(call)) for call in found):
                 continue  # the way back of a call that is guilty already
         if facts.acts_later[row]:
-            beginning = Beginning(owner, row, ARGUMENT, [row], reaches=True)
+            beginning = Beginning(owner, row, OUTSIDE if facts.tensor[row] else ARGUMENT, [row], reaches=True)
         elif flow.role[row] in (INPUT, PARAMETER):
             if owner in deeper:
                 continue  # a call inside takes the same value
@@ -189,7 +189,7 @@ def _unexplained(
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)
-    found: Bools = outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
+    found: Bools = outputs | caused | entering | gradients | (facts.acts_later & (facts.value | facts.tensor) & held)
     return found
 
 
@@ -386,6 +386,9 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     if compared and not (ends & ~before).any():
         ends &= ~before
     chains = _Chains(flow, noise, facts, ends)
+    # Noise moves parameters where the loss does not depend on them: such a one shows in nothing but its next update.
+    moved = [one for one in beginnings if not facts.first_step and one.cause == PARAMETER_DIFFERS]
+    drifted = _Chains(flow, noise, facts, ends & ~flow.spread(flow.updates)) if moved else chains
     unseen = bool(gradients.any()) and not compared
     owners = flow.of_row[gradients & (flow.of_row >= 0)]
     # Later, parameters have drifted: an optimiser makes whole steps of noise.
@@ -397,9 +400,9 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         acts = unseen and parameter
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # A trained parameter that is far off is as far off after its update, which no call shows here.
-        acts |= parameter and beginning.call in trained
-        # What an optimiser writes is read in the next step.
-        beginning.reaches |= acts or bool(flow.updates[beginning.call]) or chains.reach_an_end(beginning)
+        acts |= parameter and beginning.call in trained and beginning not in moved
+        written = bool(flow.updates[beginning.call]) and beginning not in moved  # the next step reads it
+        beginning.reaches |= acts or written or (drifted if beginning in moved else chains).reach_an_end(beginning)
     # A parameter that differs at its optimiser differed where it was used first.
     for late in [one for one in beginnings if one.cause == PARAMETER_DIFFERS and flow.updates[one.call]]:
         used = (flow.mark == flow.mark[late.row]) & flow.parameter & ~flow.spread(flow.updates) & (flow.of_row >= 0)
@@ -410,10 +413,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
 
 
 class _Chains:
-    """Chains of differing values: which beginnings lead to an end of the run.
-
-    Plain lists of what differs, made once for all beginnings: single items of arrays are slow.
-    """
+    """Which beginnings lead to an end of the run. Plain lists, made once for all: single items of arrays are slow."""
 
     def __init__(self, flow: Flow, noise: Noise, facts: Differences, ends: Bools) -> None:
         self.flow = flow

@@ -27,9 +27,9 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import NONE, Differences, Flow, ignored_rows, trace
+from twinprobe._judge.flow import Differences, Flow, carried_state, ignored_rows, trace
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
-from twinprobe._judge.operations import hidden_precision
+from twinprobe._judge.operations import hidden_precision, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
 from twinprobe._judge.reconsider import grown, untrained, without_the_usual
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow
@@ -183,6 +183,12 @@ _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT:
 _OTHER_LAYOUT = ("qkv", "gate_up")
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
+# Running statistics, which a batch norm writes to. (Paddle's variance is another one: of the samples.)
+_RUNNING = (
+    r"(batch_norm\.\d+\.forward\.(input|kwargs)\.(1|running_mean)|(BatchNorm\.\d+\.forward\.input\.3)|moving_mean)$"
+)
+_MORE = 10.0  # times as far off as what is averaged
+_VARIANCE = r"batch_norm\.\d+\.forward\.(input|kwargs)\.(2|running_var)$"
 # Where these are false, running statistics are read and not written: their momentum never acts.
 _IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
 _KERNELS = r"^Optimizer\..*\.(fused|foreach|capturable|differentiable)$"  # how an optimiser computes, not what
@@ -300,8 +306,9 @@ def _weigh(
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
     flow = trace(run, pairs, other_layout=evidence.other_layout)
-    # A parameter without a counterpart still says how much a call adds up and rounds.
-    alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+    # A parameter without a counterpart still says how much a call adds up and rounds; an input may be as far off as
+    # what its module has taken in so far.
+    alone = bools(pairs["t_role"].is_in([PARAMETER, INPUT]) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
@@ -324,7 +331,7 @@ def _weigh(
         pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
         measured=evidence.noise,
     )  # fmt: skip
-    facts = _differences(flow, evidence, rows, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0)
+    facts = _differences(flow, evidence, rows, noise, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0)
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction
     one_way = aligned(pairs, error, coarsest) & ~estimated
@@ -345,27 +352,34 @@ def _weigh(
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
 
 
-def _differences(flow: Flow, evidence: Evidence, rows: Rows, *, integer: Bools, first_step: bool) -> Differences:
+def _differences(
+    flow: Flow, evidence: Evidence, rows: Rows, noise: Noise, *, integer: Bools, first_step: bool
+) -> Differences:
     """The plain facts of each row."""
     names = evidence.pairs["t_name"]
     shape = shapes_differ(evidence.pairs) & rows.tensor
     # A mask holds yes and no, in whatever type.
     refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
     integer, differs = integer | refilled, (evidence.deviation.state == DIFFERS) | refilled
-    carried = np.zeros(len(flow.role), dtype=bool)
-    if not first_step:
-        first = flow.first_inputs(flow.updates & flow.in_place)
-        carried[first[flow.source[first] == NONE]] = True  # what no call of this step has made
+    carried = np.zeros(len(flow.role), dtype=bool) if first_step else carried_state(flow, noise.far)
     number = rows.number("t", "max")
     frozen = bools(names.str.contains(_IN_TRAINING)) & rows.value & (number == 0)
     acts_later = bools(names.str.contains(_ACTS_LATER)) & rows.value
+    same = bools(evidence.pairs["t_dtype"] == evidence.pairs["g_dtype"])
+    running = bools(names.str.contains(_RUNNING)) | (bools(names.str.contains(_VARIANCE)) & same)
+    # What it averages may be off by noise: a bias before it drifts.
+    first = flow.first_inputs(np.ones(len(flow.ops), dtype=bool))
+    averaged = np.zeros(len(flow.ops))
+    averaged[flow.of_row[first]] = np.nan_to_num(noise.error[first], posinf=1.0)
+    acts_later |= running & rows.tensor & rows.matched & noise.far & (noise.error > _MORE * averaged[flow.of_row])
+    alike = bools(names.str.contains(_KERNELS)) | same_eps(evidence.pairs)
     return Differences(
-        value=rows.value & differs & ~bools(names.str.contains(_KERNELS)), integer=integer, whole=integer & differs,
+        value=rows.value & differs & ~alike, integer=integer, whole=integer & differs,
         shape=shape, recut=shape & recut(evidence.pairs), matched=rows.matched, tensor=rows.tensor,
         called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(number.astype(np.float64)), 0.0),
-        given=rows.mixed, refilled=refilled, carried=carried,
-        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]), first_step=first_step,
+        given=rows.mixed, refilled=refilled, carried=carried, first_step=first_step,
+        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
         idle=np.zeros(len(flow.role), dtype=bool) if first_step else _idle(flow, evidence.pairs),
     )  # fmt: skip
 
@@ -387,7 +401,7 @@ def _idle(flow: Flow, pairs: pl.DataFrame) -> Bools:
     calls = np.zeros(len(flow.ops), dtype=bool)
     calls[flow.of_row[read & (size <= NOTHING * np.linalg.norm(size[read]))]] = True
     idle |= (flow.role == PARAMETER) & flow.spread(calls)
-    found: Bools = idle | np.isin(flow.mark, flow.mark[idle])
+    found: Bools = idle | np.isin(flow.mark, flow.mark[idle]) | np.isin(flow.marks[0], flow.marks[0][idle])
     return found
 
 

@@ -139,7 +139,7 @@ class Updates:
                 gradients.append(recorder.book.note(gradient))
                 parts = {
                     "input_args": [gradients[-1]],
-                    "input_kwargs": settings,
+                    "input_kwargs": settings | _steps_taken(optimizer.state.get(parameter)),
                     "parameters": {"before": recorder.book.note(parameter)},
                 }
                 noted.append((Entry(f"Optimizer.{name}.{kind}.{number}.forward", parts), parameter))
@@ -175,6 +175,12 @@ class Updates:
         finally:
             book.may_wait = waits
             book.forget()
+
+
+def _steps_taken(state: Any) -> dict[str, Any]:
+    """How many steps the state of a parameter has seen, as far as it tells: one that was reset begins again."""
+    steps = _setting(state.get("step")) if state else 0.0
+    return {} if steps is None else {"step": steps}
 
 
 def _setting(value: Any) -> Any:
