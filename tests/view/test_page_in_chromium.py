@@ -187,7 +187,7 @@ def test_our_own_files_open_on_what_we_found_and_lead_to_every_rank_and_step(
     page: Any, serve: Callable[..., str], own: Path, form: str
 ) -> None:
     show(page, serve(own / form))
-    page.wait_for_selector(".banner.found:has-text('the output differs')")
+    page.wait_for_selector(".banner.found:has-text('the parameter differs')")
     stands_on(page, "Functional.linear.6.forward", "target", "golden")
     becomes(page, page.locator(".pane-target .box.current").inner_text, lambda text: "4.66 %" in text)
     page.wait_for_selector(".details:has-text('matched by')")

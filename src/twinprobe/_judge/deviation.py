@@ -348,7 +348,7 @@ class Values:
 def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
     """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
     own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
-    norm = np.where((flow.role <= PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
+    norm = np.where((flow.role == PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
     amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])

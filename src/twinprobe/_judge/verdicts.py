@@ -306,9 +306,8 @@ def _weigh(
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
     flow = trace(run, pairs, other_layout=evidence.other_layout)
-    # A parameter without a counterpart still says how much a call adds up and rounds; an input may be as far off as
-    # what its module has taken in so far.
-    alone = bools(pairs["t_role"].is_in([PARAMETER, INPUT]) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+    # A parameter without a counterpart still says how much a call adds up and rounds.
+    alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor

@@ -153,7 +153,7 @@ def test_what_is_written_unseen_is_never_compared_as_it_is_afterwards() -> None:
     result = auto_diff(Between(lambda h: h * 2), Between(torch.jit.script(write)), X, quiet=True)
     found = [one for one in result.findings if (one.raw, one.place) == ("Module.one.Linear.forward.0", "output")]
     # Left out and said; where PyTorch is too old for holding tensors, copied in time.
-    assert any("cannot be watched" in note for note in result.notes) is not bool(found)
+    assert any("cannot be observed" in note for note in result.notes) is not bool(found)
 
     def wrong(h: torch.Tensor) -> torch.Tensor:
         return h.mul_(3)

@@ -260,7 +260,7 @@ def test_wrong_arguments_are_refused() -> None:
     for call in (layer_map.ignore, layer_map.ignore_recursively, layer_map.ignore_class):
         with pytest.raises(BadInput, match="str"):
             call("linear1")
-    with pytest.raises(BadInput, match="no layer"):
+    with pytest.raises(BadInput, match="not a layer"):
         layer_map.map = {"linear1": nn.Linear(1, 1)}
     with pytest.raises(BadInput, match="dict"):
         layer_map.map = [nn.Linear(1, 1)]

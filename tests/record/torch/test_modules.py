@@ -175,7 +175,7 @@ def test_module_dump_checks_what_it_gets(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no PrecisionDebugger"):
         module_dump(nn.ReLU(), "Name")
     PrecisionDebugger(dump_path=tmp_path / "dump", level="mix")
-    with pytest.raises(BadInput, match="no torch"):
+    with pytest.raises(BadInput, match="not a torch"):
         module_dump(3, "Name")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="needs a name"):
         module_dump(nn.ReLU(), "")
