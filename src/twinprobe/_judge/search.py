@@ -20,7 +20,7 @@ from twinprobe._judge.flow import (
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ _TRANSPOSED = 1e-2  # of an input's error: the output of a product does not depe
 _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _DEEPEST = 64  # modules around a call that are looked through
-_MOST = 32  # beginnings that are followed; the first ones are what people read
+_MOST = 32  # beginnings that are followed, values that are looked at; the first ones are what people read
 
 
 @dataclass
@@ -499,6 +499,51 @@ class _Chains:
 
 
 # What stands on one side of a beginning.
+
+
+def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
+    """Where only one run lets gradients through: a parameter that it alone trains, a value the other has detached.
+
+    It explains gradients that are there in one run only, or that part on the way back.
+    """
+    other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
+    alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
+    alone &= ~facts.matched
+    claims = [beginning for beginning in beginnings if beginning.reaches]
+    if claims:
+        back = flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
+        row = _detached(flow, facts, other) if back else None
+    elif not alone.any():
+        row = None
+    elif (parameters := other & (flow.role == PARAMETER)).any():
+        row = int(np.argmax(parameters))
+    else:  # of modules that both runs have: which of them have a gradient in one run only?
+        modules = pairs["t_name"].fill_null(pairs["g_name"]).str.extract(MODULE_OF_ROW)
+        held, trained = (set(modules.filter(rows)) for rows in (facts.matched & (flow.role == PARAMETER), alone))
+        row = _detached(flow, facts, other) if (held & trained) - {None} else None
+    if row is None:
+        return beginnings
+    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
+
+
+def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
+    """The first value that a forward call takes with gradients in one run only; ``other``: requires_grad differs."""
+    forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
+    # Not where it was computed without gradients: a function may have a backward pass of its own. A gradient is read
+    # again by a penalty, which trains nothing unless the pass before kept its graph.
+    made = (flow.source != NONE) & other[flow.source] & flow.spread(forward)[flow.source]
+    taken = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
+    # So may a module: it takes the value, and gives its gradient in both runs.
+    gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
+    come_back = set(flow.twin[flow.of_row[gives]].tolist()) - {NONE}
+    passed: set[int] = set()
+    for row in np.flatnonzero(taken)[:_MOST].tolist():
+        around = set(flow.parents_of(int(flow.of_row[row])))
+        takers = flow.of_row[(flow.mark == flow.mark[row]) & (flow.role == INPUT)].tolist()
+        passed |= around & come_back & set(takers)
+        if not around & passed:
+            return int(row)
+    return None
 
 
 def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) -> list[int]:

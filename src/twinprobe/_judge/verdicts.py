@@ -31,8 +31,8 @@ from twinprobe._judge.flow import Differences, Flow, carried_state, ignored_rows
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
-from twinprobe._judge.reconsider import grown, untrained, without_the_usual
-from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow
+from twinprobe._judge.reconsider import grown, without_the_usual
+from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM
 from twinprobe._runs.run import DIGESTS, Run
