@@ -378,7 +378,7 @@ _DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
 # noise, so single parameters drift far more than most: by so many epsilons a step, no further than this share of a
 # usual parameter.
 _DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
-_COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
+COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 
 
 def drift_of(flow: Flow, values: Values, step: int, epsilon: float, trained: Bools) -> tuple[float, float]:
@@ -391,7 +391,7 @@ def drift_of(flow: Flow, values: Values, step: int, epsilon: float, trained: Boo
     moved = known & (values.error > 0)
     if step == 0 or not moved.any():
         return 0.0, 0.0
-    typical, coarse = float(np.median(values.error[moved])), epsilon > _COARSE
+    typical, coarse = float(np.median(values.error[moved])), epsilon > COARSE
     few = 2 * (moved & trained).sum() < (known & trained).sum()  # the others are the same to the last bit
     if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]) or (coarse and few):
         return 0.0, 0.0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import WILD, Values, arrived, drift_of, gave_inside, values_of
+from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, drift_of, gave_inside, values_of
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
@@ -53,7 +53,6 @@ _ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _FILLED = 9e3  # a mean beyond this is one of a mask's fill values
 _FEW = 32  # elements: two samples of pure noise differ widely below this
-_COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
 _SEEN = 3.0
 _PATHS = "ctc_loss"
@@ -61,9 +60,8 @@ _PATHS = "ctc_loss"
 _FAR, _FAR_LEAST = 8.0, 1e-3  # times as many, and this share: no noise
 _THERE_AND_BACK = 2.0  # times as many in gradients, which go the same way twice
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
-NOTHING = (
-    16.0 * _FLOAT32
-)  # of all gradients together: one that is no larger is zero in theory, and nothing but rounding
+# Of all gradients together: one that is no larger is zero in theory, and nothing but rounding.
+NOTHING = 16.0 * _FLOAT32
 
 
 @dataclass
@@ -150,7 +148,7 @@ def expected_errors(
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
-    coarse = estimated & (values.epsilon > _COARSE)
+    coarse = estimated & (values.epsilon > COARSE)
     allowed = np.hypot(allowed, np.where(coarse, values.epsilon * values.norm, 0.0))
     few = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
     allowed = allowed * few
@@ -237,7 +235,7 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
     # Sums that cancel in the end were larger on the way.
     sums = np.fmax(values.norm, np.where(known, arrived[source], 0.0) * np.sqrt(terms) / _ON_THE_WAY)
-    lost = np.where(grain > _COARSE, np.minimum(1.0, ROUNDING * grain * terms), 0.0) * sums
+    lost = np.where(grain > COARSE, np.minimum(1.0, ROUNDING * grain * terms), 0.0) * sums
     summed = (operands.backward[call] | (flow.role == GRADIENT)) & (flow.role >= OUTPUT) & (terms > _BATCH)
     distance = np.where(summed, np.hypot(lost, wrong[source] * np.sqrt(terms)), 0.0)
     # A weight's gradient adds up products with what came in forward; the sum may cancel, its errors do not.
@@ -409,10 +407,8 @@ class _Operands:
     def _updates(self, pairs: pl.DataFrame, flow: Flow) -> None:
         """How far an update may go that divides noise by noise."""
         self.divides = flow.updates & flow.each_call(lambda op: _DIVIDES in op.body)
-        self.step, self.least = (
-            np.zeros(self.count),
-            np.ones(self.count),
-        )  # the largest plain number given: an update's step
+        self.step = np.zeros(self.count)  # the largest plain number given: an update's step
+        self.least = np.ones(self.count)
         if self.divides.any():
             plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
             number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
@@ -477,7 +473,7 @@ class _Operands:
             # Four numbers see only a part of a difference; 16-bit ones hide half an epsilon.
             dirty = dirty & estimated[rows]
             epsilon = values.epsilon[rows]
-            hidden = np.where(epsilon > _COARSE, 0.5, ROUNDING) * epsilon * values.norm[rows]
+            hidden = np.where(epsilon > COARSE, 0.5, ROUNDING) * epsilon * values.norm[rows]
             distance = np.where(dirty, np.fmax(2.0 * distance, hidden), distance)
         sizes = values.norm[rows]
         error = np.where(sizes > 0, distance / np.where(sizes > 0, sizes, 1), 0.0)
