@@ -113,6 +113,7 @@ def _cuts(few: Shape, axes: Axes, sizes: Shape) -> list[list[int]]:
 def _by_likelihood(one: Candidate, ways: list[Axes], votes: Counter[Axes]) -> list[Axes]:
     def rank(axes: Axes) -> tuple[int, bool, int]:
         moved = sum(axis != place for place, axis in enumerate(axes))
-        return -votes[axes], not (one.marked and axes == (1, 0)), moved
+        last_two = axes == (*range(len(axes) - 2), len(axes) - 1, len(axes) - 2)
+        return -votes[axes], not (one.marked and last_two), moved
 
     return sorted(ways, key=rank)

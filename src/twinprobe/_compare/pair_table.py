@@ -42,7 +42,7 @@ def pair_table(target: Run, golden: Run, pairs: Pairs) -> pl.DataFrame:
     if pairs.groups:
         frame = with_merged(frame, target, golden, pairs.groups)
     marked = frame["t_layout"].null_count() + frame["g_layout"].null_count() < 2 * frame.height
-    if marked or pairs.call_groups or frame["rule"].str.starts_with(ALIGNED).any():
+    if marked or pairs.call_groups or frame["rule"].str.starts_with(ALIGNED).any() or _factors(frame).any():
         frame = with_turns(frame)
     return with_call_groups(frame, pairs) if pairs.call_groups else frame
 
@@ -216,7 +216,7 @@ def from_text(text: str) -> list[Axes]:
 def _candidates(frame: pl.DataFrame) -> list[Candidate]:
     tensors = (frame["t_kind"] == TENSOR) & (frame["g_kind"] == TENSOR)
     layouts = [(frame[f"{side}_layout"] == IN_OUT).fill_null(value=False) for side in "tg"]
-    marked = layouts[0] != layouts[1]
+    marked = (layouts[0] != layouts[1]) | _factors(frame)
     aligned = frame["rule"].str.starts_with(ALIGNED) | frame["rule"].str.contains(MEANING, literal=True)
     weights = frame["t_role"].is_in(_WEIGHTS)
     chosen = tensors & (marked | (aligned & (weights | (frame["t_shape"] != frame["g_shape"]))))
@@ -231,6 +231,20 @@ def _candidates(frame: pl.DataFrame) -> list[Candidate]:
         sort = names if is_weight else len(target)
         found.append(Candidate(place, target, golden, is_weight, bool(marked[place]), sort))
     return found
+
+
+_FACTOR = r"(?i)\.(__matmul__|matmul|batchmatmul|bmm|mm)\.\d+\.(forward\.input|backward\.output)\.\w+$"
+
+
+def _factors(frame: pl.DataFrame) -> pl.Series:
+    """Factors of a matrix product that one run transposes by a flag of the product (``transpose_y``), the other before."""
+    other = (frame["t_shape"] != frame["g_shape"]).fill_null(value=False)
+    for side in "tg":
+        other &= frame[f"{side}_name"].str.contains(_FACTOR).fill_null(value=False)
+    for place in other.arg_true().to_list():
+        target, golden = dims(frame["t_shape"][place]) or (), dims(frame["g_shape"][place]) or ()
+        other[place] = len(target) > 1 and golden == (*target[:-2], target[-1], target[-2])
+    return other
 
 
 def _hidden(frame: pl.DataFrame, turns: dict[int, list[Axes]]) -> dict[int, list[Axes]]:

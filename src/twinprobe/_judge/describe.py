@@ -461,8 +461,10 @@ def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | 
         facts = {stat: row[f"{side}_{stat}"] for stat in STATS}
         if sketches is not None and sketches["flags"][number]:
             found = sketches[number]
+            if row.get("turn") is None:  # a sketch tells elements apart by their place
+                facts["sketch"] = found["sums"]
             facts |= {
-                "sketch": found["sums"], "zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"]),
+                "zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"]),
             }  # fmt: skip
             if not facts["not_finite"] and found["count"] and "float" in str(row[f"{side}_dtype"]).lower():
                 # Of 16-bit tensors, dump.json has three digits.

@@ -87,6 +87,23 @@ def test_a_layers_gradient_is_its_own_share(tmp_path: Path) -> None:
     assert np.allclose(saved("Module.front.Linear.backward.0", "input"), left + right, rtol=1e-6)
 
 
+class ThreeUses(nn.Layer):
+    """Uses its input three times; Paddle adds each gradient to the first one's memory."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x + nn.functional.silu(x) * x
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_gradients_in_three_parts_are_added_once(tmp_path: Path, level: str) -> None:
+    model, x = nn.Sequential(ThreeUses()), batch()
+    x.stop_gradient = False
+    with record(model, tmp_path, level=level):
+        model(x).square().sum().backward()
+    leaf = Dump(tmp_path).data["Module.0.ThreeUses.backward.0"]["output"][0]
+    assert leaf["Norm"] == pytest.approx(float(x.grad.norm()), rel=1e-5)
+
+
 def test_parameter_gradients_are_those_of_the_pass(tmp_path: Path) -> None:
     model = Residual()
     data = trained(tmp_path, model, level="L0").data

@@ -163,7 +163,8 @@ class Crossing:
                 self.outgoing[index] = self._crossings.recorder.note_gradient(self.name, gradient)
         else:
             if gradient is not None:
-                self._parts.setdefault(index, []).append(gradient)
+                held = self._crossings.recorder.hold_gradient(gradient)
+                self._parts.setdefault(index, []).append(held)
             if left > 1:
                 self._missing[index] = left - 1
                 return

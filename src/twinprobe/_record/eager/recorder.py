@@ -90,6 +90,10 @@ class EagerRecorder(Recorder):
     def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Any]:
         """Call ``begin`` and ``end`` around every backward pass."""
 
+    def hold_gradient(self, part: Any) -> Any:
+        """One part of a gradient, as it will still be when the others have come."""
+        return part
+
     @abstractmethod
     def add_gradients(self, parts: list[Any]) -> Any:
         """The sum of a gradient's parts."""

@@ -142,6 +142,11 @@ class PaddleRecorder(EagerRecorder):
     def before_call(self, name: str, args: Any, kwargs: Any, _in_place: bool) -> UseWatch:
         return self._graph.before(name, args, kwargs)
 
+    def hold_gradient(self, part: Any) -> Any:
+        # Paddle adds later parts to this one, in its memory.
+        with paddle.no_grad():
+            return part.clone() if part.is_dense() else part
+
     def add_gradients(self, parts: list[Any]) -> Any:
         total = parts[0]
         with paddle.no_grad():
