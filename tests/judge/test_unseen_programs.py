@@ -389,3 +389,29 @@ def test_biases_before_a_batch_norm_are_moved_by_noise(tmp_path: Path, level: st
 
     found = compared(tmp_path, train, Residual, level=level, step=step)
     assert found.agrees, found.summary
+
+
+class OwnCode(nn.Module):
+    """A model whose own code computes between its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.approximate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), "none"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.gelu(self.first(x), approximate=self.approximate))
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_the_models_own_code_is_named_where_its_calls_are_not_recorded(tmp_path: Path, level: str) -> None:
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        model.approximate = "tanh" if changed else "none"
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+
+    sentence = said(compared(tmp_path, train, OwnCode, level))
+    if level == "L0":
+        assert sentence.startswith("Module.last.Linear.forward.0: input.0: no recorded call made this input")
+        assert "code after Module.first.Linear.forward.0" in sentence
+        assert "level mix" in sentence
+    else:
+        assert sentence.startswith("Functional.gelu.0.forward")

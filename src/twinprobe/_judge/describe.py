@@ -214,6 +214,10 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
     if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
         return f"the parameter{named.removeprefix('it')}" if proven == "parameter" else named
+    flow = judged.flow
+    if beginning.cause == OUTSIDE and flow is not None and (before := flow.last_module_before(beginning.row)):
+        code = f"no recorded call made this input: it comes from the model's own code after {before}, or from its caller"
+        return "; ".join([code, *filter(None, [named]), "level mix records the calls there"])
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
         return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
@@ -461,18 +465,17 @@ def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | 
         facts = {stat: row[f"{side}_{stat}"] for stat in STATS}
         if sketches is not None and sketches["flags"][number]:
             found = sketches[number]
+            facts |= {"zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"])}
             if row.get("turn") is None:  # a sketch tells elements apart by their place
                 facts["sketch"] = found["sums"]
-            facts |= {
-                "zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"]),
-            }  # fmt: skip
             if not facts["not_finite"] and found["count"] and "float" in str(row[f"{side}_dtype"]).lower():
                 # Of 16-bit tensors, dump.json has three digits.
                 facts |= {"l1": float(found["l1"]), "norm": float(found["norm"]),
                           "mean": float(found["total"] / found["count"])}  # fmt: skip
     elif kind == VALUE:
         facts = {"value": _shown(row, side)}
-    return Side(dtype=str(row[f"{side}_dtype"] or ""), shape=dims(row[f"{side}_shape"]) or (), **facts)
+    shape = dims(row[f"{side}_shape" if row.get("turn") is None else "g_shape"]) or ()  # as it is compared
+    return Side(dtype=str(row[f"{side}_dtype"] or ""), shape=shape, **facts)
 
 
 def _parameters(run: Run) -> list[tuple[str, Side]]:

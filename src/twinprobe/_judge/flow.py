@@ -135,6 +135,16 @@ class Flow:
             outer = int(self.parent[outer])
         return around
 
+    def last_module_before(self, row: int) -> str:
+        """The last module call that had ended before an outermost one took this input; nothing where functions were
+        recorded too, or no module had run."""
+        owner = int(self.of_row[row])
+        forward = [call for call, op in enumerate(self.ops) if op.direction == FORWARD]
+        if self.parent[owner] != NONE or any(not self.ops[call].is_module for call in forward):
+            return ""
+        ended = [call for call in forward if call < self.start[owner]]
+        return self.ops[ended[-1]].text if ended else ""
+
 
 def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     """Follow the values of a paired run; ``run`` is the target."""

@@ -331,6 +331,9 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
     made &= ~facts.called[np.maximum(flow.of_row, 0)]
+    for at in np.flatnonzero(made).tolist():  # what leaves a module that both runs call is compared there
+        outer = flow.parents_of(int(flow.of_row[at]))
+        made[at] = not any(facts.called[call] for call in outer[: outer.index(around) if around in outer else None])
     first = flow.golden_call[inside & facts.matched]
     meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
     meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
@@ -512,7 +515,8 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: l
     claims = [beginning for beginning in beginnings if beginning.reaches]
     if claims:
         back = flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
-        row = _detached(flow, facts, other) if back else None
+        # Not what is called after the gradients that part: clipping, say.
+        row = _detached(flow, facts, other & (flow.of_row < claims[0].call)) if back else None
     elif not alone.any():
         row = None
     elif (parameters := other & (flow.role == PARAMETER)).any():
