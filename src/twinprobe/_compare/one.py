@@ -17,7 +17,9 @@ from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import PRODUCT_PRECISION, product_types
 from twinprobe._judge.flow import PARAMETER_GRADIENTS
+from twinprobe._judge.noise import ADAPTIVE_RATE
 from twinprobe._judge.origin import RunInfo, Summary
+from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._runs.run import (
     DIGESTS,
@@ -164,6 +166,14 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         evidence.isolated = options.isolate(target, golden, evidence, judged)
         judged = judge(target, evidence, options.thresholds)
     summary = _summarise(mode, target, golden, evidence, judged, pairs)
+    first = summary.first
+    if target.step > 0 and first is not None and first.begins == PARAMETER_DIFFERS:
+        from twinprobe._compare.updates import adaptive_rate
+
+        target.settings[ADAPTIVE_RATE] = adaptive_rate(target, golden)
+        if target.settings[ADAPTIVE_RATE]:  # modules alone do not show what the step before made of noise
+            judged = judge(target, evidence, options.thresholds)
+            summary = _summarise(mode, target, golden, evidence, judged, pairs)
     return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
 
 

@@ -15,16 +15,36 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
+from twinprobe._judge.noise import ADAPTS
 from twinprobe._judge.origin import Divergence, Summary, update_of_one_run
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
-from twinprobe._runs.run import DIGESTS, DUMP, Run
+from twinprobe._runs.run import DIGESTS, DUMP, OPTIMIZER_FILE, Run, open_run
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
+from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
 
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
+
+
+def adaptive_rate(target: Run, golden: Run) -> float:
+    """The largest rate of an optimizer that makes whole steps of gradients that are noise, as both runs'
+    optimizer.json say; 0 where there is none."""
+    rates = []
+    for run in (target, golden):
+        file = run.path.parent / OPTIMIZER_FILE
+        try:
+            updates = open_run(file) if file.is_file() else None
+        except TwinProbeError:  # reported where updates are compared
+            updates = None
+        if updates is None:
+            return 0.0
+        adaptive = [number for number, op in enumerate(updates.op_names) if ADAPTS.search(op.body)]
+        given = updates.table.filter(updates.table["op"].is_in(adaptive) & updates.table["name"].str.ends_with(".lr"))
+        rates.append(max(given["max"].drop_nulls().to_list(), default=0.0))
+    return min(rates)
 
 
 def add_little(summary: Summary, target: Run, golden: Run) -> bool:

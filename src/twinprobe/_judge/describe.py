@@ -214,10 +214,6 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
     if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
         return f"the parameter{named.removeprefix('it')}" if proven == "parameter" else named
-    flow = judged.flow
-    if beginning.cause == OUTSIDE and flow is not None and (before := flow.last_module_before(beginning.row)):
-        code = f"no recorded call made this input: it comes from the model's own code after {before}, or from its caller"
-        return "; ".join([code, *filter(None, [named]), "level mix records the calls there"])
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
         return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
@@ -227,6 +223,9 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         parts = [f"the same inputs give another result: {kinds[0].sentence}"]
     # The heading says already that it begins here.
     reason = "; ".join([part.removesuffix(": injected here") for part in parts if part not in _SIZES] or parts)
+    flow = judged.flow
+    if beginning.cause == OUTSIDE and flow is not None and (before := flow.last_module_before(beginning.row)):
+        reason = f"it comes from the caller, or from the model's own code after {before}, which level mix records"
     return f"{reason}; {named}" if named and named not in reason else reason
 
 

@@ -179,11 +179,11 @@ def _inputs_agree(suspect: Suspect) -> bool:
 
 
 def _argument(suspect: Suspect) -> Kind | None:
-    """A number, flag or text among the arguments differs."""
-    found = []
+    """A number, flag or text among the arguments differs, or golden alone gives a tensor."""
+    found, alone = [], {row.name for row in suspect.rows if row.golden is None}
     for row in (row for row in suspect.rows if row.role == INPUT):
         values = [side.value if side is not None else None for side in (row.target, row.golden)]
-        if row.target is None and row.golden is not None and row.golden.value is None:
+        if row.target is None and row.name not in alone and row.golden is not None and row.golden.value is None:
             found.append((row.name, "not given", f"a tensor {list(row.golden.shape)}"))
             continue
         if values == [None, None] or _same_text(*values):
@@ -197,8 +197,8 @@ def _argument(suspect: Suspect) -> Kind | None:
     words = ", ".join(f"{name}: {_brief(target)} against {_brief(golden)}" for name, target, golden in found[:3])
     words += f" and {len(found) - 3} more" if len(found) > 3 else ""
     # Given on one side only, a usual value is what the other side takes by itself.
-    alone = [{target, golden} - {"not given"} for _, target, golden in found if "not given" in (target, golden)]
-    confidence = 0.97 if len(alone) < len(found) else 0.8 if set.union(*alone) <= _USUAL else 0.92
+    single = [{target, golden} - {"not given"} for _, target, golden in found if "not given" in (target, golden)]
+    confidence = 0.97 if len(single) < len(found) else 0.8 if set.union(*single) <= _USUAL else 0.92
     return Kind("argument", words, confidence, {"arguments": [list(one) for one in found]})
 
 

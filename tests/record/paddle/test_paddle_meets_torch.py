@@ -50,3 +50,43 @@ def test_the_momentum_of_running_statistics_says_what_is_kept(tmp_path: Path, ke
     first = twinprobe.compare(*dumps).first
     assert (first is None) == (kept == 0.9), first
     assert first is None or "momentum: 0.3 against 0.1" in first.sentence
+
+
+def test_a_factor_transposed_by_a_flag_is_the_same_factor(tmp_path: Path) -> None:
+    """paddle.matmul transposes by transpose_y what PyTorch transposes before the product."""
+    import numpy as np
+    import paddle
+    import torch
+
+    import twinprobe
+
+    class Ours(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = paddle.nn.Linear(6, 8), paddle.nn.Linear(6, 8)
+
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            return paddle.matmul(self.q(x), self.k(x), transpose_y=True)
+
+    class Theirs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = torch.nn.Linear(6, 8), torch.nn.Linear(6, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.q(x) @ self.k(x).transpose(-1, -2)
+
+    values = np.random.default_rng(0).standard_normal((2, 5, 6)).astype("float32")
+    ours, theirs = Ours(), Theirs()
+    for name in ("q", "k"):
+        getattr(ours, name).weight.set_value(getattr(theirs, name).weight.detach().T.numpy())
+        getattr(ours, name).bias.set_value(getattr(theirs, name).bias.detach().numpy())
+    for model, x, name in ((ours, paddle.to_tensor(values), "paddle"), (theirs, torch.from_numpy(values), "torch")):
+        with twinprobe.record(model, tmp_path / name, level="mix", task="tensor"):
+            model(x).square().mean().backward()
+    dumps = [next((tmp_path / name).rglob("dump.json")) for name in ("paddle", "torch")]
+    found = twinprobe.compare(*dumps)
+    assert found.agrees
+    factor = found.table.filter(found.table["target"] == "Paddle.matmul.0.forward.input.1")
+    assert factor["verdict"].to_list() == ["pass"]
+    assert "axes 0 2 1" in factor["paired_by"][0]

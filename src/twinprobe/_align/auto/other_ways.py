@@ -27,6 +27,8 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 RULE = "another way to the same result"
 # Two implementations differ by rounding alone; a fault in a part that adds little to a residual sum moves it more.
 _CLOSE, _CLOSE_OF_COARSE = 1e-5, 1e-4
+# Later steps drift: what is just too far apart to agree is not another thing, when a call makes less of it.
+_CLEARLY = 10.0
 _FINE = ("float32", "float64")
 _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
@@ -114,7 +116,7 @@ class _OtherWays:
                 reordered |= {row for row in rows if row in self._apart and self._agree(row, in_order=False)}
             if meets:
                 found |= self._taken(row for row in (*outputs, *returned) if row not in reordered)
-            unlike = [row for row in inputs if self._agree(row, in_order=False) is False]
+            unlike = [row for row in inputs if self._agree(row, in_order=False, times=_CLEARLY) is False]
             if unlike:
                 found |= self._taken([*unlike, *passed])
             elif given:  # one added to the weights of a norm, say
@@ -165,13 +167,13 @@ class _OtherWays:
     def _taken(self, rows: Iterable[int]) -> set[int]:
         return {self._partner[row][1] for row in rows if row in self._partner}
 
-    def _agree(self, row: int, *, in_order: bool = True) -> bool | None:
+    def _agree(self, row: int, *, in_order: bool = True, times: float = 1.0) -> bool | None:
         """Whether a row and its partner hold the same but for rounding; None where nothing tells."""
         if row not in self._partner:
             return None
         if in_order and row in self._apart:
             return False
-        return same_but_rounding(self._prints[0], row, self._prints[1], self._partner[row][0])
+        return same_but_rounding(self._prints[0], row, self._prints[1], self._partner[row][0], times)
 
     def _meets_again(self, op: int) -> bool:
         """Whether everything that goes on from a call leads to a call whose values agree."""
@@ -219,11 +221,11 @@ class _OtherWays:
         return [parent] if parent != NONE else []
 
 
-def same_but_rounding(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
-    """Whether two rows hold the same but for rounding; None where nothing tells."""
+def same_but_rounding(one: Prints, row: int, other: Prints, partner: int, times: float = 1.0) -> bool | None:
+    """Whether two rows hold the same but for so many times what rounding moves; None where nothing tells."""
     mine, theirs = one.listed[row], other.listed[partner]
     fine = all((prints.dtype[at] or "").endswith(_FINE) for prints, at in ((one, row), (other, partner)))
-    close = _CLOSE if fine else _CLOSE_OF_COARSE
+    close = times * (_CLOSE if fine else _CLOSE_OF_COARSE)
     if mine is None or theirs is None:
         if one.is_integer(row) != other.is_integer(partner):
             return False
