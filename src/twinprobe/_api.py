@@ -314,7 +314,7 @@ def check_weights(
 
     sides = [side if isinstance(side, Mapping) else _run_path(side) for side in (base, raw)]
     if any(isinstance(side, Path) and not is_weights(side) for side in sides):
-        from twinprobe._live.differ import check_weights as check_recorded
+        from twinprobe._live.checks import check_weights as check_recorded
 
         return check_recorded(_folder(base), _folder(raw), cfg, quiet=quiet)
     golden, target = (_kept(side, weights=True) if isinstance(side, Mapping) else side for side in sides)

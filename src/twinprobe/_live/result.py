@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._live.findings import INJECTED, Finding, Findings, First, differing
-from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, brand, fill
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-
+FORMATS = ("csv", "json", "html", "xlsx", "parquet")
 AGREES, DIFFERS, FIRST, UNSEEN = "agrees", "differs", "first", "not compared"
 SIGNS = {AGREES: "✔", DIFFERS: "✖", FIRST: "➤", UNSEEN: "·"}
 _PLAIN_SIGNS = {AGREES: "+", DIFFERS: "x", FIRST: ">", UNSEEN: "."}

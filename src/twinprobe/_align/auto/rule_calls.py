@@ -27,7 +27,7 @@ from twinprobe._align.auto.tree import Facts
 from twinprobe._align.auto.words import function_of, unnumbered
 from twinprobe._align.auto.workspace import Link, Piece, Workspace, pieces, sure
 from twinprobe._align.calls import Shape
-from twinprobe._align.groups import Flow, group_rows, where_values_meet
+from twinprobe._align.flow import Flow, group_rows, where_values_meet
 from twinprobe._align.links import NONE
 
 # How well two calls fit that stand at the same place: APIs of one family, modules of one function, or one of each.

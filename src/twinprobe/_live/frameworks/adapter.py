@@ -16,8 +16,7 @@ import numpy as np
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.calls import ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.memory.engine import MemoryEngine
-from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._record.memory.engine import MemoryEngine, RecorderPool
 from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput

@@ -24,8 +24,8 @@ from twinprobe._live.frameworks.adapter import (
 )
 from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import LeftGradients, RecorderPool, aliases
 from twinprobe._record.memory.paddle import ONLY_HOST, KeepingRecorder
-from twinprobe._record.memory.recorders import LeftGradients, RecorderPool, aliases
 from twinprobe._runs.tensors.elements import HostTensor
 
 _functional: Any = paddle.nn.functional

@@ -23,7 +23,7 @@ from twinprobe._live.frameworks.adapter import (
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._record.memory.engine import RecorderPool
 from twinprobe._record.memory.torch import KeepingRecorder, KeptTensors
 from twinprobe._record.render import Capturer
 from twinprobe._runs.dtypes import STORAGE

@@ -18,7 +18,7 @@ from twinprobe._live.frameworks.layouts import AS_IS, Array, Layout, View
 from twinprobe._live.pairing.layer_map import Group, LayerMap, as_layer_map, outside
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
 from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below, submodule
-from twinprobe._live.weights.matching import Match, Paths, Problem, Work, has_rules, match_layers, refusal, works_of
+from twinprobe._live.weights.matching import USER_RULES, Match, Paths, Problem, Work, match_layers, refusal, works_of
 from twinprobe.errors import BadInput, TwinProbeError, listed
 
 
@@ -346,7 +346,7 @@ Copy = tuple[Any, Any, View, View]
 
 def copy_plain(target: Any, source: Any) -> bool:
     """Copy the weights of a plain pair of models; False, and nothing changed, where they are not plain."""
-    if has_rules():
+    if USER_RULES:
         return False
     adapters = adapter_of(target), adapter_of(source)
     sides = _holding(adapters[0], target), _holding(adapters[1], source)

@@ -313,8 +313,8 @@ def _unwrapped(layer: Layer) -> Layer:
 Named = type | str
 Init = Callable[[Any, Any], object]
 
-# Newest last. The function takes (target, source), whatever the call form.
-_RULES: list[tuple[str | None, Named, str | None, Named, Init]] = []
+# The rules that users have registered, newest last. The function takes (target, source), whatever the call form.
+USER_RULES: list[tuple[str | None, Named, str | None, Named, Init]] = []
 _FRAMEWORKS = ("torch", "paddle", "mindspore")
 
 
@@ -359,19 +359,14 @@ def add_special_init(*given: Any, **named: Any) -> Any:
     for kind in (rule[1], rule[3]):
         if not isinstance(kind, (type, str)):
             raise BadInput(f"{kind!r} is neither a class nor the name of one")
-    _RULES.append(rule)
+    USER_RULES.append(rule)
     return function
-
-
-def has_rules() -> bool:
-    """Whether the user has registered any."""
-    return bool(_RULES)
 
 
 def special_init(target: Any, source: Any) -> Init | None:
     """The rule for two layers: the one nearest in the class hierarchies, the newest of several."""
     rules: list[tuple[int, int, Init]] = []
-    for age, (target_framework, target_class, source_framework, source_class, function) in enumerate(_RULES):
+    for age, (target_framework, target_class, source_framework, source_class, function) in enumerate(USER_RULES):
         target_distance = _distance(target, target_class, target_framework)
         source_distance = _distance(source, source_class, source_framework)
         if target_distance is not None and source_distance is not None:
