@@ -20,7 +20,7 @@ from twinprobe._live.findings import (
     Claim,
     Finding,
     Findings,
-    First,
+    FirstDifference,
     differing,
     first_difference,
     in_order,
@@ -169,7 +169,7 @@ class Comparison:
     auto_weights: bool = False
     notes: list[str] = field(default_factory=list)
     findings: list[Findings] = field(default_factory=list)  # step by step
-    first: First | None = None
+    first: FirstDifference | None = None
     runs: tuple[LiveRun, LiveRun] | None = None  # raw, base
     steps: int = 0
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe._live.auto_diff import Comparison, compare_sides, read_tolerance, shown
-from twinprobe._live.findings import INJECTED, Finding, First
+from twinprobe._live.findings import INJECTED, Finding, FirstDifference
 from twinprobe._live.frameworks.adapter import FRAMEWORKS, adapter_named, array_on_host
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.result import Calls, Result
@@ -72,7 +72,7 @@ def check_dataloader(
     """Compare the batches of two loaders. True when all are equal and neither loader is longer."""
     tolerance = read_tolerance({"atol": atol, "rtol": rtol, "compare_mode": compare_mode, "equal_nan": equal_nan})
     findings: list[Finding] = []
-    first: First | None = None
+    first: FirstDifference | None = None
     batches = 0
     for number, (target, golden) in enumerate(zip_longest(raw, base, fillvalue=_END)):
         if target is _END or golden is _END:
@@ -83,7 +83,9 @@ def check_dataloader(
             findings += _compare_batch(number, target, golden, tolerance)
         differing = [finding for finding in findings if finding.step == number and finding.differs]
         if differing:
-            first = First(number, PHASE, differing[0].raw, differing[0].base, INJECTED, differing[0].gap.why, differing)
+            first = FirstDifference(
+                number, PHASE, differing[0].raw, differing[0].base, INJECTED, differing[0].gap.why, differing
+            )
             break
     if not batches and first is None:
         raise NothingToCompare("both loaders are empty")

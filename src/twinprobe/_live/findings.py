@@ -92,7 +92,7 @@ def in_order(findings: list[Finding]) -> list[Finding]:
 
 
 @dataclass
-class First:
+class FirstDifference:
     """The first difference: which pair of calls, what of it, why, and from which line it was called."""
 
     step: int
@@ -231,7 +231,9 @@ def _same_way(first: str, second: str) -> bool:
     return first == second or (first in _WAY_BACK and second in _WAY_BACK)
 
 
-def first_difference(findings: list[Finding], raw: LiveRun, base: LiveRun, claim: Claim | None) -> First | None:
+def first_difference(
+    findings: list[Finding], raw: LiveRun, base: LiveRun, claim: Claim | None
+) -> FirstDifference | None:
     """The first difference among the findings of a step, in their order; None where all that decides agrees."""
     _settle_causes(findings, raw)
     phase = next((finding.phase for finding in findings if finding.differs and finding.decides), None)
@@ -260,7 +262,7 @@ def first_difference(findings: list[Finding], raw: LiveRun, base: LiveRun, claim
     causes = [finding.cause for finding in of_call]
     cause = next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
     partner = of_call[0].base if of_call else chosen
-    return First(
+    return FirstDifference(
         findings[0].step, of_call[0].phase if of_call else phase, chosen, partner, cause, why or _explain(of_call),
         of_call, _line(raw, chosen), _line(base, partner),
     )  # fmt: skip

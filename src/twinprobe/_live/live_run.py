@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -196,9 +196,3 @@ def _hosted(row: Any, to_host: ToHost) -> HostTensor:
     if not isinstance(row.payload, HostTensor):
         row.payload = to_host(row.payload)
     return cast("HostTensor", row.payload)
-
-
-@lru_cache(maxsize=256)
-def short_dtype(text: str) -> str:
-    """``float32`` for torch.float32, paddle.float32 and Float32."""
-    return text.rpartition(".")[2].lower()

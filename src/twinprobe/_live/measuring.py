@@ -26,7 +26,7 @@ from twinprobe._live.findings import (
 )
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
-from twinprobe._live.live_run import LiveRun, address_in, short_dtype
+from twinprobe._live.live_run import LiveRun, address_in
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import KeptState, Model
@@ -49,6 +49,7 @@ from twinprobe._measure.tolerance import (
     worth_kernel,
 )
 from twinprobe._record.rows import Note, Row
+from twinprobe._runs.dtypes import dtype_name
 from twinprobe._runs.names import FORWARD, GRADIENTS, OpName, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
@@ -114,7 +115,7 @@ class _FindingMaker:
         phase = phase_of(name.text)
         role = raw["role"][row]
         places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
-        dtype, golden_dtype = short_dtype(raw["dtype"][row] or ""), short_dtype(base["dtype"][golden_row] or "")
+        dtype, golden_dtype = dtype_name(raw["dtype"][row] or ""), dtype_name(base["dtype"][golden_row] or "")
         # Modules decide. Calls inside them, and pairs that are doubtful, help to find where.
         decides = name.text not in self._doubtful and (name.is_module or phase == GRADIENT_PHASE)
         if phase == FORWARD_PHASE:
