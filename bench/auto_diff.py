@@ -115,7 +115,7 @@ def worker(tool: str, chain: Chain, repeat: int, *, profile: bool = False) -> di
     if tool == "padiff":
         from padiff import auto_diff
     else:
-        from twinprobe._live.differ import auto_diff
+        from twinprobe._live.auto_diff import auto_diff
     layer, module, given = _models(chain)
 
     def compared() -> None:

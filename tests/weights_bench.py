@@ -10,7 +10,7 @@ import numpy as np
 
 from twinprobe._live.frameworks.adapter import adapter_of
 from twinprobe._live.weights.copying import WeightReport, copy_aligned
-from twinprobe._live.weights.layers import Held, held_below
+from twinprobe._live.weights.layers import StoredTensor, held_below
 
 _STAND_INS = ("bias_ih", "bias_hh", "gamma", "beta")
 
@@ -38,7 +38,7 @@ def scramble(model: Any, seed: int = 0) -> None:
         adapter.write(held.tensor, random.uniform(low, low + 1, held.shape).astype(np.float32))
 
 
-def _fixed(held: Held) -> bool:
+def _fixed(held: StoredTensor) -> bool:
     """Not a weight but a stand-in for one that the layer was made without."""
     return "dropout_state" in held.name or (not held.trainable and held.name.endswith(_STAND_INS))
 

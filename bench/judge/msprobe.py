@@ -17,7 +17,7 @@ from pathlib import Path
 from judge import scoring
 from judge.cases import Case
 
-Question = tuple[str, str, str, str, str, str]
+RequestArguments = tuple[str, str, str, str, str, str]
 
 # Runs under msprobe's interpreter: one line of answers for each line of questions.
 DRIVER = """
@@ -38,7 +38,7 @@ for line in sys.stdin:
 """
 
 
-def judge_all(questions: list[Question], known: dict[str, Case], python: Path) -> list[scoring.Outcome]:
+def judge_all(questions: list[RequestArguments], known: dict[str, Case], python: Path) -> list[scoring.Outcome]:
     """Ask about every pair of one PyTorch process; two ranks too."""
     asked = [one for one in questions if known[one[0]].framework in ("torch", "ranks")]
     print(f"asking msprobe about {len(asked)} pairs ...", file=sys.stderr, flush=True)

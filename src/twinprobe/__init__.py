@@ -21,13 +21,8 @@ if TYPE_CHECKING:
         reproduce,
         sketch,
     )
-    from twinprobe._live.differ import (
-        auto_diff,
-        check_dataloader,
-        check_grads,
-        check_params,
-        check_report,
-    )
+    from twinprobe._live.auto_diff import auto_diff
+    from twinprobe._live.checks import check_dataloader, check_grads, check_params, check_report
     from twinprobe._live.pairing.layer_map import LayerMap
     from twinprobe._live.weights.copying import assign_weight, copy_aligned, copy_weights
     from twinprobe._live.weights.matching import add_special_init
@@ -40,9 +35,8 @@ _HOMES = {
         "align", "check_weights", "compare", "compare_kernels", "compare_logprobs", "draw", "find", "merge_results",
         "open", "record", "replay", "reproduce", "sketch",
     ),
-    "_live.differ": (
-        "auto_diff", "check_dataloader", "check_grads", "check_params", "check_report",
-    ),
+    "_live.auto_diff": ("auto_diff",),
+    "_live.checks": ("check_dataloader", "check_grads", "check_params", "check_report"),
     "_live.pairing.layer_map": ("LayerMap",),
     "_live.weights.copying": ("assign_weight", "copy_aligned", "copy_weights"),
     "_live.weights.matching": ("add_special_init",),

@@ -234,11 +234,11 @@ def find(
     from twinprobe._report.overview import write_index
 
     if any(map(is_command, (target, golden))):
-        from twinprobe._find.hunt import PAGE, RESULT, hunt
-        from twinprobe._find.hunt import Request as Hunt
+        from twinprobe._find.search import PAGE, RESULT, search
+        from twinprobe._find.search import Request as SearchRequest
 
         folder = as_path(output_path)
-        found = hunt(Hunt(str(target), str(golden), folder, **options), lambda _line: None)
+        found = search(SearchRequest(str(target), str(golden), folder, **options), lambda _line: None)
         files = [folder / name for name in (PAGE, RESULT, *found.files)]
         write_index(folder)
         return Found([found.sentence, *found.stages.values()], files, [], bool(found.agrees))
@@ -314,7 +314,7 @@ def check_weights(
 
     sides = [side if isinstance(side, Mapping) else _run_path(side) for side in (base, raw)]
     if any(isinstance(side, Path) and not is_weights(side) for side in sides):
-        from twinprobe._live.differ import check_weights as check_recorded
+        from twinprobe._live.checks import check_weights as check_recorded
 
         return check_recorded(_folder(base), _folder(raw), cfg, quiet=quiet)
     golden, target = (_kept(side, weights=True) if isinstance(side, Mapping) else side for side in sides)

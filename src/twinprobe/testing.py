@@ -53,7 +53,7 @@ def assert_models_agree(model: Any, golden: Any, inputs: Any, **options: Any) ->
 
     The weights of ``golden`` are copied to ``model`` first, unless ``auto_weights=False``.
     """
-    from twinprobe._live.differ import auto_diff
+    from twinprobe._live.auto_diff import auto_diff
 
     found = auto_diff(golden, model, inputs, quiet=True, **options)
     if not found:

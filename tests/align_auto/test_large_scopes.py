@@ -26,7 +26,7 @@ from twinprobe._align.auto import (
 )
 from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.auto.fingerprints import Prints, ValueCells, same_values
-from twinprobe._align.auto.layer_scores import SortCells
+from twinprobe._align.auto.layer_scores import KindCells
 from twinprobe._align.auto.sequence import guess_by_keys, pair_by_cells, pair_by_table
 from twinprobe._align.calls import Side
 from twinprobe._runs.run import Run, open_run
@@ -64,7 +64,7 @@ class _Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cells = self.in_tables = 0
-        for looks in (ValueCells, SortCells):
+        for looks in (ValueCells, KindCells):
             monkeypatch.setattr(looks, "__call__", self._counted(looks.__call__, _broadcast))
         for module in (call_scores, rule_results):
             monkeypatch.setattr(module, "same_values", self._counted(same_values, _product))
@@ -158,7 +158,7 @@ def test_sorts_that_meet_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, tab
         asked.append((one, other))
         return 100.0 * one - other
 
-    fits = SortCells(mine.tolist(), theirs.tolist(), fit)
+    fits = KindCells(mine.tolist(), theirs.tolist(), fit)
     rows, columns = np.arange(300)[:, None], np.arange(200)[None, :]
     assert np.array_equal(fits(rows, columns), 100.0 * mine[:, None] - theirs)
     assert len(asked) == len(set(asked)) == len(set(mine)) * len(set(theirs))

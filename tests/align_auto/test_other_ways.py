@@ -26,7 +26,7 @@ from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._graph.read.db import TARGET, last_link
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import OUTPUT, TENSOR
-from twinprobe._view.answers import Question, Workspace
+from twinprobe._view.answers import RequestArguments, Workspace
 from twinprobe.torch import record
 
 # What the two do otherwise, and a layer of the target.
@@ -236,10 +236,10 @@ def test_compare_graph_page_and_auto_diff_pair_alike(
     places = dict(zip(("npu_path", "bench_path"), (str(run.path.parent) for run in runs), strict=True))
     (tmp_path / "compare.json").write_text(json.dumps(places), encoding="utf-8")
     assert main(["graph", "-i", str(tmp_path / "compare.json"), "-o", str(tmp_path / "graph")]) == 0
-    workspace, asked = Workspace(tmp_path / "graph"), Question({})
-    with workspace.scene(asked) as scene:
-        on_page = {(name, str(scene.detail(TARGET, name)[TARGET].get("match"))) for name, _ in by_compare}
-        stored = {(name, last_link(scene.graph.node(TARGET, name)["matched_node_link"])) for name, _ in by_compare}
+    workspace, asked = Workspace(tmp_path / "graph"), RequestArguments({})
+    with workspace.view(asked) as view:
+        on_page = {(name, str(view.detail(TARGET, name)[TARGET].get("match"))) for name, _ in by_compare}
+        stored = {(name, last_link(view.graph.node(TARGET, name)["matched_node_link"])) for name, _ in by_compare}
     assert on_page == stored == by_compare
 
 

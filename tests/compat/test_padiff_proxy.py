@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import padiff
-import twinprobe._live.differ
+import twinprobe._live.auto_diff
+import twinprobe._live.checks
 from twinprobe._cli import main
 
 
@@ -212,7 +213,7 @@ def test_auto_diff_leaves_its_dumps_and_the_models_as_they_were(tmp_path: Path) 
     for model, twin in zip(pair, alone, strict=True):
         twin.load_state_dict(model.model.state_dict())
     assert padiff.auto_diff(*pair, inputs, atol=1e-5) is True
-    twinprobe._live.differ.auto_diff(*alone, inputs, quiet=True)
+    twinprobe._live.auto_diff.auto_diff(*alone, inputs, quiet=True)
     for model, twin in zip(pair, alone, strict=True):  # the pass that is dumped leaves no trace of its own
         for one, other in zip(model.model.state_dict().values(), twin.state_dict().values(), strict=True):
             assert torch.equal(one, other)
@@ -310,6 +311,6 @@ def test_two_models_may_run_in_turn_before_their_step_ends(pair: tuple[Any, Any]
             model.try_dump()
             model.zero_grad()
     assert padiff.check_report(base.dump_path, raw.dump_path)
-    result = twinprobe._live.differ.check_report(base.dump_path, raw.dump_path)
+    result = twinprobe._live.checks.check_report(base.dump_path, raw.dump_path)
     assert {finding.step for finding in result.findings} == {0, 1}
     assert any("Module.one" in finding.raw for finding in result.findings)

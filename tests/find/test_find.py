@@ -79,9 +79,9 @@ def find(folder: Path, target: str, golden: str, *options: str) -> dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A whole hunt: its folder, what it printed, and the golden command."""
-    folder = tmp_path_factory.mktemp("hunted")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A whole search: its folder, what it printed, and the golden command."""
+    folder = tmp_path_factory.mktemp("searched")
     golden = write(folder, KERNEL)
     command = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
     done = subprocess.run(
@@ -92,8 +92,8 @@ def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     return folder, done.stdout, golden
 
 
-def test_step_call_and_line_of_another_kernel_are_found(hunted: tuple[Path, str, str]) -> None:
-    folder, printed, _ = hunted
+def test_step_call_and_line_of_another_kernel_are_found(searched: tuple[Path, str, str]) -> None:
+    folder, printed, _ = searched
     found = found_in(folder / "out")
     assert (found["agrees"], found["step"]) == (False, 4)
     assert found["first"]["op"] == "Functional.silu.1.forward"
@@ -106,8 +106,8 @@ def test_step_call_and_line_of_another_kernel_are_found(hunted: tuple[Path, str,
 
 
 @pytest.mark.slow
-def test_the_programs_compute_what_they_compute_without_it(hunted: tuple[Path, str, str]) -> None:
-    folder, _, golden = hunted
+def test_the_programs_compute_what_they_compute_without_it(searched: tuple[Path, str, str]) -> None:
+    folder, _, golden = searched
     plain = subprocess.run(golden.split(), capture_output=True, text=True, check=True).stdout
     watched = (folder / "out/watch/golden.log").read_text(encoding="utf-8")
     assert [line for line in watched.splitlines() if line.startswith("loss")] == plain.splitlines()
@@ -116,8 +116,8 @@ def test_the_programs_compute_what_they_compute_without_it(hunted: tuple[Path, s
     assert [line for line in again.splitlines() if line.startswith("loss")] == plain.splitlines()[:5]
 
 
-def test_the_page_tells_all_of_it(hunted: tuple[Path, str, str]) -> None:
-    folder, _, golden = hunted
+def test_the_page_tells_all_of_it(searched: tuple[Path, str, str]) -> None:
+    folder, _, golden = searched
     page = (folder / "out/find.html").read_text(encoding="utf-8")
     for text in ("Functional.silu.1.forward", "step 4", "train.py:19", "keep the suspects", f"{golden} b"):
         assert text in page, text
@@ -127,26 +127,26 @@ def test_the_page_tells_all_of_it(hunted: tuple[Path, str, str]) -> None:
     assert all((folder / "out" / link).is_file() for link in links)
 
 
-def test_only_suspects_keep_their_tensors(hunted: tuple[Path, str, str]) -> None:
-    folder, _, _ = hunted
+def test_only_suspects_keep_their_tensors(searched: tuple[Path, str, str]) -> None:
+    folder, _, _ = searched
     for side in ("target", "golden"):
         names = {path.name for path in (folder / "out/tensors" / side).rglob("*.pt")}
         assert "Functional.silu.1.forward.output.0.pt" in names
         assert not any("cross_entropy" in name for name in names)
 
 
-def test_the_reproducer_shows_the_fault_by_itself(hunted: tuple[Path, str, str]) -> None:
-    folder, printed, _ = hunted
+def test_the_reproducer_shows_the_fault_by_itself(searched: tuple[Path, str, str]) -> None:
+    folder, printed, _ = searched
     assert "Functional.silu.1.forward: the target is off by itself" in printed
     readme = (folder / "out/reproducer/README.md").read_text(encoding="utf-8")
     assert "torch.nn.functional.silu" in readme
 
 
-def test_resuming_a_finished_hunt_runs_nothing_again(hunted: tuple[Path, str, str]) -> None:
-    folder, _, golden = hunted
+def test_resuming_a_finished_search_runs_nothing_again(searched: tuple[Path, str, str]) -> None:
+    folder, _, golden = searched
     before = found_in(folder / "out")
     logs = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.log")}
-    assert main(["find", f"{golden} b", golden, "-o", str(folder / "out")]) == 2  # it holds a hunt
+    assert main(["find", f"{golden} b", golden, "-o", str(folder / "out")]) == 2  # it holds a search
     assert main(["find", f"{golden} b", golden, "-o", str(folder / "out"), "--resume", "--quiet"]) == 0
     assert {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.log")} == logs
     after = found_in(folder / "out")
@@ -245,8 +245,8 @@ for step in range(6):
 
 
 @pytest.mark.slow
-def test_confirming_puts_goldens_values_in(hunted: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    folder, _, golden = hunted
+def test_confirming_puts_goldens_values_in(searched: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _, golden = searched
     assert main(["find", f"{golden} b", golden, "-o", str(folder / "out"), "--resume", "--confirm"]) == 0
     printed = capsys.readouterr().out
     assert "with golden's values at layers.1.1, 100% of the difference of the loss is gone" in printed
@@ -480,7 +480,7 @@ def test_a_recording_in_place_of_a_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hunt_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_a_search_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     golden = write(tmp_path, KERNEL)
     words = ["find", f"{golden} b", golden, "-o", str(tmp_path / "out")]
     command = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]

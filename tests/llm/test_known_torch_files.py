@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinprobe._runs.tensors.pt_file import read_pt
-from twinprobe._runs.tensors.small_files import Described, Known
+from twinprobe._runs.tensors.small_files import ElementLayout, HeaderCache
 
 torch = pytest.importorskip("torch")
 
 
-def _described(data: bytes) -> Described | None:
-    return Known().described("tensor.pth", memoryview(data), 0, len(data))
+def _described(data: bytes) -> ElementLayout | None:
+    return HeaderCache().described("tensor.pth", memoryview(data), 0, len(data))
 
 
 def saved(tensor: object) -> bytes:
@@ -67,7 +67,7 @@ def test_other_torch_files_are_left_to_their_reader(tensor: object) -> None:
 
 
 def test_files_of_one_name_are_told_apart_by_their_bytes() -> None:
-    known = Known()
+    known = HeaderCache()
     for tensor in (torch.arange(6.0), torch.full((6,), 7.0), torch.zeros(3, 2), torch.arange(6.0).half()):
         data = saved(tensor)
         memory = memoryview(bytes(64) + data)
@@ -82,7 +82,7 @@ def test_files_of_one_name_are_told_apart_by_their_bytes() -> None:
 
 def test_a_view_of_a_large_storage_is_described_and_not_kept() -> None:
     storage = torch.zeros(20_000)
-    known = Known()
+    known = HeaderCache()
     data = saved(storage[5:9])
     found = known.described("output.pth", memoryview(data), 0, len(data))
     assert found is not None

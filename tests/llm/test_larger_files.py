@@ -14,7 +14,7 @@ from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import PIECE
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.tensors.small_files import CHUNK, LARGEST, Known, LargeFile, NotLarge, SmallFiles
+from twinprobe._runs.tensors.small_files import CHUNK, LARGEST, HeaderCache, LargeFile, NotLarge, SmallFiles
 
 KERNELS = engine_of(1 << 40)
 
@@ -33,7 +33,7 @@ def by_itself(my: np.ndarray, golden: np.ndarray) -> LlmMetrics:
 def taken(folder: Path, my: str, golden: str) -> LlmMetrics | None:
     """The metrics of two files; None if they have to be read otherwise."""
     results = Measured(1)
-    with SmallFiles(str(folder), Known()) as mine, SmallFiles(str(folder), Known()) as theirs:
+    with SmallFiles(str(folder), HeaderCache()) as mine, SmallFiles(str(folder), HeaderCache()) as theirs:
         pairs = SmallPairs(mine, theirs, results)
         if not pairs.take(0, my, golden):
             return None
@@ -87,7 +87,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_measured(tmp_path: Path) ->
     write_atb(tmp_path / "one.bin", np.ones(20_000, np.float32))
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        with LargeFile(folder, "one.bin", Known()) as large:
+        with LargeFile(folder, "one.bin", HeaderCache()) as large:
             large.check()
             os.truncate(tmp_path / "one.bin", 50_000)
             with pytest.raises(NotLarge):

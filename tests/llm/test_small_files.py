@@ -23,7 +23,7 @@ from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair, metrics
 from twinprobe._runs.llm.dump import open_llm_dump
 from twinprobe._runs.llm.files import TokenFolder
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.tensors.small_files import LARGEST, Known, SmallFiles
+from twinprobe._runs.tensors.small_files import LARGEST, HeaderCache, SmallFiles
 
 KERNELS = engine_of(1 << 40)
 
@@ -76,7 +76,7 @@ def test_elements_off_their_boundaries_arrive_as_they_are(
         content = atb_bytes(array.tobytes(), (size,), CODES[dtype], more="x" * odd)
         (folder / f"{at}.bin").write_bytes(content)
         arrays_of.append(array)
-    with SmallFiles(str(folder), Known()) as small:
+    with SmallFiles(str(folder), HeaderCache()) as small:
         held = [small.read(f"{at}.bin") for at in range(len(files))]
         for one, array in zip(held, arrays_of, strict=True):
             assert one is not None
@@ -96,7 +96,7 @@ def test_links_fifos_folders_and_large_or_short_files_are_no_small_files(tmp_pat
     write_atb(tmp_path / "large.bin", np.ones(LARGEST // 4, np.float32))
     write_atb(tmp_path / "integers.bin", np.ones(4, np.int32))
     (tmp_path / "alias.bin").write_bytes(atb_bytes(b"\0" * 8, (2,), 0, data="0_outtensor0.bin"))
-    with SmallFiles(str(tmp_path), Known()) as small:
+    with SmallFiles(str(tmp_path), HeaderCache()) as small:
         assert small.read("good.bin") is not None
         for name in ("short", "empty", "link", "folder", "fifo", "large", "integers", "alias", "missing"):
             assert small.read(f"{name}.bin") is None, name

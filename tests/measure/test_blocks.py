@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from twinprobe._measure import blocks
-from twinprobe._measure.blocks import Cut, block_summary, checked_cut, usual_cut
+from twinprobe._measure.blocks import TensorSlice, block_summary, checked_cut, usual_cut
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import BadInput
@@ -47,7 +47,7 @@ def test_blocks_are_the_largest_and_the_mean_of_their_part(
 ) -> None:
     monkeypatch.setattr(blocks, "STRIP", 1000)  # strips that begin and end anywhere
     target, golden = pair(shape)
-    found = block_summary(host(target), host(golden), Cut(rows, columns, ranges), most=(7, 9))
+    found = block_summary(host(target), host(golden), TensorSlice(rows, columns, ranges), most=(7, 9))
     part = tuple(slice(*span) for span in ranges)
     t, g = target[part].astype(np.float64), golden[part].astype(np.float64)
     order = [axis for axis in (rows, columns) if axis >= 0]
@@ -104,7 +104,7 @@ def test_a_slice_of_a_large_file_reads_little_of_it(tmp_path: Path, monkeypatch:
         return usual(self, start, stop)
 
     monkeypatch.setattr(type(sides[0].data), "_read", counting)
-    found = block_summary(*sides, Cut(1, 2, ((7, 8), (0, 32), (0, 64))), most=(32, 64))
+    found = block_summary(*sides, TensorSlice(1, 2, ((7, 8), (0, 32), (0, 64))), most=(32, 64))
     assert found["read"] == 32 * 64
     assert read == 2 * 32 * 64
     assert unpacked(found["max"], [32, 64]).max() == pytest.approx(np.abs(target[7] - golden[7]).max(), rel=2e-3)

@@ -14,7 +14,7 @@ from twinprobe._align.matcher import MappingOptions
 from twinprobe._graph.draw_place import GraphRequest
 from twinprobe._graph.job import run_request
 from twinprobe._scale.engine import EngineOptions
-from twinprobe._view.answers import Question, Workspace, counts, error_growth, nodes
+from twinprobe._view.answers import RequestArguments, Workspace, counts, error_growth, nodes
 from twinprobe._view.export import export_page
 from twinprobe._view.overview import _leaving
 
@@ -44,11 +44,11 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_layers_lie_over_each_other_and_the_odd_one_stands_out(drawn: Path) -> None:
-    workspace, asked = Workspace(drawn), Question({})
-    with workspace.scene(asked) as scene:
-        found = error_growth(workspace, scene, asked)["forward"]
-        injected = nodes(workspace, scene, Question({"kind": "suspicious", "injected": "1"}))
-        assert counts(workspace, scene, asked)["target"]["injected"] == injected["total"] > 0
+    workspace, asked = Workspace(drawn), RequestArguments({})
+    with workspace.view(asked) as view:
+        found = error_growth(workspace, view, asked)["forward"]
+        injected = nodes(workspace, view, RequestArguments({"kind": "suspicious", "injected": "1"}))
+        assert counts(workspace, view, asked)["target"]["injected"] == injected["total"] > 0
     assert len(found["error"]) == 2 * LAYERS
     layers = found["layers"]
     assert (layers["stack"], layers["numbers"], layers["parts"]) == ("blocks", list(range(LAYERS)), ["norm", "mlp"])

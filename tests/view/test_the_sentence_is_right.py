@@ -14,7 +14,7 @@ from twinprobe._align.matcher import MappingOptions
 from twinprobe._graph.draw_place import GraphRequest
 from twinprobe._graph.job import run_request
 from twinprobe._scale.engine import EngineOptions
-from twinprobe._view.answers import Question, Workspace, node, nodes
+from twinprobe._view.answers import RequestArguments, Workspace, node, nodes
 
 NAME = "Torch.add.0.forward"
 
@@ -50,10 +50,10 @@ def test_no_node_of_any_file_has_an_input_that_differs_under_a_sentence_that_say
     seen = 0
     for file in ("cmp_stat", "cmp_md5", "ranks_cmp"):
         workspace = Workspace(results / file)
-        asked = Question({"kind": "matched", "limit": "1000"})
-        with workspace.scene(asked) as scene:
-            for item in nodes(workspace, scene, asked)["nodes"]:
-                found = node(workspace, scene, Question({"name": item["name"]}))
+        asked = RequestArguments({"kind": "matched", "limit": "1000"})
+        with workspace.view(asked) as view:
+            for item in nodes(workspace, view, asked)["nodes"]:
+                found = node(workspace, view, RequestArguments({"name": item["name"]}))
                 there = {tensor["name"]: tensor for tensor in found["golden"]["inputs"]}
                 pairs = [(one, there.get(one["name"])) for one in found["target"]["inputs"]]
                 keys = ("Max", "Min", "Mean", "Norm", "md5")
@@ -83,9 +83,9 @@ def test_no_reason_says_that_all_inputs_agree_beside_an_input_that_differs(tmp_p
                            timestamp="20260102030405", mapping=MappingOptions(align="auto"), same_ancestors=True,
                            engine=EngineOptions(workers=1))  # fmt: skip
     run_request(request, lambda _what, _done, _total: None)
-    workspace, asked = Workspace(tmp_path / "out"), Question({"name": "Functional.relu.0.forward"})
-    with workspace.scene(asked) as scene:
-        said = node(workspace, scene, asked)["facts"]  # it stands for eight calls: the one beside it has another input
+    workspace, asked = Workspace(tmp_path / "out"), RequestArguments({"name": "Functional.relu.0.forward"})
+    with workspace.view(asked) as view:
+        said = node(workspace, view, asked)["facts"]  # it stands for eight calls: the one beside it has another input
     assert (said["inputs"], said["differs"], said["how"]) == (0, 0, "injected")
     rows = twinprobe.compare(tmp_path / "target", tmp_path / "golden").table.to_dicts()
     calls = {row["target"].rpartition(".output.")[0] for row in rows if "all inputs agree" in row["reason"]}

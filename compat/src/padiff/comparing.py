@@ -13,12 +13,12 @@ from typing import Any
 
 from padiff.layer_lists import LayerLists
 from padiff.proxy import ProxyModel
-from twinprobe._live import differ
-from twinprobe._live.comparing import copy_all_weights
+from twinprobe._live import checks
+from twinprobe._live.auto_diff import auto_diff as compare_models
+from twinprobe._live.auto_diff import copy_all_weights, read_options
 from twinprobe._live.frameworks.adapter import adapter_of, framework_of
-from twinprobe._live.options import Options, read_options
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
-from twinprobe._live.running import Model
+from twinprobe._live.running import Model, Options
 from twinprobe._live.weights import copying
 from twinprobe._report.console import say
 from twinprobe._runs.run import DUMP, open_run
@@ -72,7 +72,7 @@ def auto_diff(*given: Any, **named: Any) -> bool:
     for model, given_inputs, loss in zip(asked.models, inputs, _two(asked.loss_fns), strict=True):
         if isinstance(model, ProxyModel):
             model.dump_pass(given_inputs, loss, backward=chosen.backward)
-    result = differ.auto_diff(
+    result = compare_models(
         *map(_bare, asked.models), asked.inputs, auto_weights=False, layer_map=_extended(layer_map, unlisted),
         loss_fns=asked.loss_fns, optimizers=asked.optimizers, **options,
     )  # fmt: skip
@@ -107,33 +107,33 @@ def check_report(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None, diff_phase: str = "both"
 ) -> bool:
     """Whether two reports agree, every step and rank of them."""
-    return bool(differ.check_report(report_path_0, report_path_1, {**_DEFAULTS, **(cfg or {})}, diff_phase))
+    return bool(checks.check_report(report_path_0, report_path_1, {**_DEFAULTS, **(cfg or {})}, diff_phase))
 
 
 def check_params(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None
 ) -> bool:  # fmt: skip
     """Whether the weights and gradients that dump_params or try_dump wrote agree."""
-    return _check("params", differ.check_params, report_path_0, report_path_1, cfg)
+    return _check("params", checks.check_params, report_path_0, report_path_1, cfg)
 
 
 def check_weights(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None
 ) -> bool:  # fmt: skip
     """Whether the weights that dump_weights wrote agree."""
-    return _check("weights", differ.check_weights, report_path_0, report_path_1, cfg)
+    return _check("weights", checks.check_weights, report_path_0, report_path_1, cfg)
 
 
 def check_grads(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None
 ) -> bool:  # fmt: skip
     """Whether the gradients that dump_grads wrote agree."""
-    return _check("grads", differ.check_grads, report_path_0, report_path_1, cfg)
+    return _check("grads", checks.check_grads, report_path_0, report_path_1, cfg)
 
 
 def check_dataloader(first_loader: Iterable[Any], second_loader: Iterable[Any], **options: Any) -> bool:
     """Whether two loaders give the same batches, and as many."""
-    return bool(differ.check_dataloader(first_loader, second_loader, **{**_DEFAULTS, **options}))
+    return bool(checks.check_dataloader(first_loader, second_loader, **{**_DEFAULTS, **options}))
 
 
 # -- the two forms ---------------------------------------------------------------------------------------------

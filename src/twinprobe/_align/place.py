@@ -16,7 +16,7 @@ from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
 from twinprobe._align.calls import Side, bare_path, dims, renumbered, split
-from twinprobe._align.groups import Flow, free_pieces, where_values_meet
+from twinprobe._align.flow import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.siblings import Calls, Siblings, Twins, shifted_layers

@@ -39,9 +39,9 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hunt, and say what was found."""
+    """Search, and say what was found."""
     from twinprobe._cli.common import print_json, say
-    from twinprobe._find.hunt import PAGE, SEED, Request, hunt
+    from twinprobe._find.search import PAGE, SEED, Request, search
 
     def tell(line: str) -> None:
         if not (args.quiet or args.json):
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         args.target, args.golden, args.output_path, seed=seed, from_step=args.from_step, steps=args.steps,
         exact=args.exact, resume=args.resume, confirm=args.confirm,
     )  # fmt: skip
-    hunted = hunt(request, tell)
+    result = search(request, tell)
     if args.json and not args.quiet:
-        print_json(asdict(hunted))
+        print_json(asdict(result))
     tell(f"written to {args.output_path / PAGE}")
-    return 1 if args.fail_on and not hunted.agrees else 0
+    return 1 if args.fail_on and not result.agrees else 0

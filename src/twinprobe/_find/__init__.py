@@ -1,1 +1,1 @@
-"""The hunt: two programs or recordings in, one page out; runs the other rooms in turn."""
+"""The search: two programs or recordings in, one page out; runs the other packages in turn."""

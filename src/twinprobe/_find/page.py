@@ -1,4 +1,4 @@
-"""The page of a hunt: the result, the curves of both runs, and the stages that led to it."""
+"""The page of a search: the result, the curves of both runs, and the stages that led to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twinprobe._report.console import place_in_code, visible
 from twinprobe._report.html import asset, brand, fill
 
 if TYPE_CHECKING:
-    from twinprobe._find.hunt import HuntResult
+    from twinprobe._find.search import FindResult
     from twinprobe._judge.steps import Trend
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 74, 20
@@ -47,7 +47,7 @@ a { color: var(--accent); }
 """
 
 
-def write_page(path: Path, result: HuntResult, curves: dict[str, Any]) -> None:
+def write_page(path: Path, result: FindResult, curves: dict[str, Any]) -> None:
     """Write the page to exactly this path."""
     parts = [_verdict(result), _curves(result, curves), _stages(result), _programs(result), _notes(result)]
     body = "\n".join(["<main>", brand(["find"]), *(part for part in parts if part), "</main>\n"])
@@ -59,7 +59,7 @@ def _safe(text: object) -> str:
     return html.escape(visible(str(text)))
 
 
-def _verdict(result: HuntResult) -> str:
+def _verdict(result: FindResult) -> str:
     first = result.first
     kind = "good" if result.agrees else "mild" if first is None else ""
     if result.agrees is None:
@@ -102,7 +102,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, mark: bool 
     return f'<table class="values"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _stages(result: HuntResult) -> str:
+def _stages(result: FindResult) -> str:
     if not result.stages:
         return ""
     rows = ""
@@ -116,7 +116,7 @@ def _stages(result: HuntResult) -> str:
     return f'<section class="panel"><h2>How it was found</h2>{table}</section>'
 
 
-def _programs(result: HuntResult) -> str:
+def _programs(result: FindResult) -> str:
     target, golden = result.target, result.golden
     rows: list[tuple[str, object, object]] = [("program", target["program"], golden["program"])]
     rows += [(name, target[name], golden.get(name, "")) for name in ("model", "steps", "processes") if name in target]
@@ -135,7 +135,7 @@ def _seeds(seeds: dict[str, Any]) -> str:
     return ", ".join(f"{name} {words.get(seed, f'{seed} (set by find)')}" for name, seed in seeds.items())
 
 
-def _notes(result: HuntResult) -> str:
+def _notes(result: FindResult) -> str:
     items = "".join(f"<li>{_safe(note)}</li>" for note in result.notes)
     return f'<section class="panel"><h2>Notes</h2><ul class="notes">{items}</ul></section>' if items else ""
 
@@ -159,7 +159,7 @@ def curves(trend: Trend, module: str) -> dict[str, Any]:
     return {"steps": trend.steps[steps].tolist(), "series": series}
 
 
-def _curves(result: HuntResult, curves: dict[str, Any]) -> str:
+def _curves(result: FindResult, curves: dict[str, Any]) -> str:
     steps = curves.get("steps") or []
     if len(steps) < 2:
         return ""

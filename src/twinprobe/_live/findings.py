@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from twinprobe._judge.describe import user_frame
-from twinprobe._live.live_run import Values
+from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._measure.elements import turned as turned_like
@@ -92,7 +92,7 @@ def in_order(findings: list[Finding]) -> list[Finding]:
 
 
 @dataclass
-class First:
+class FirstDifference:
     """The first difference: which pair of calls, what of it, why, and from which line it was called."""
 
     step: int
@@ -117,7 +117,7 @@ class Claim:
     call: str
 
 
-def judge_runs(raw: Values, base: Values, matches: Matches, findings: Findings) -> Claim | None:
+def judge_runs(raw: LiveRun, base: LiveRun, matches: Matches, findings: Findings) -> Claim | None:
     """Where two runs part, of what the tolerance does not let pass. To be asked while their tensors are held."""
     differences = in_order(differing(findings))
     first = next((finding for finding in differences if finding.decides), None)
@@ -148,7 +148,7 @@ def judge_runs(raw: Values, base: Values, matches: Matches, findings: Findings) 
     return _claim(compared, rows, first.phase) or _claim(_by_tolerance(compared, rows), rows, first.phase)
 
 
-def _by_statistics(run: Values) -> Values:
+def _by_statistics(run: LiveRun) -> LiveRun:
     if run.task == STATISTICS:
         return run
     copy = replace(run, task=STATISTICS)
@@ -166,8 +166,8 @@ def _measure_in_memory(
     any_order = as_text([ANY_ORDER])
     columns = (pairs[name].to_list() for name in ("t_file", "g_file", "turn", "t_row", "g_row"))
     files, golden_files, turns, rows, golden_rows = columns
-    assert isinstance(target, Values)
-    assert isinstance(golden, Values)
+    assert isinstance(target, LiveRun)
+    assert isinstance(golden, LiveRun)
 
     def load(row: int) -> HostTensor:
         tensor = target.load(files[row])
@@ -231,7 +231,9 @@ def _same_way(first: str, second: str) -> bool:
     return first == second or (first in _WAY_BACK and second in _WAY_BACK)
 
 
-def first_difference(findings: list[Finding], raw: Values, base: Values, claim: Claim | None) -> First | None:
+def first_difference(
+    findings: list[Finding], raw: LiveRun, base: LiveRun, claim: Claim | None
+) -> FirstDifference | None:
     """The first difference among the findings of a step, in their order; None where all that decides agrees."""
     _settle_causes(findings, raw)
     phase = next((finding.phase for finding in findings if finding.differs and finding.decides), None)
@@ -260,13 +262,13 @@ def first_difference(findings: list[Finding], raw: Values, base: Values, claim: 
     causes = [finding.cause for finding in of_call]
     cause = next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
     partner = of_call[0].base if of_call else chosen
-    return First(
+    return FirstDifference(
         findings[0].step, of_call[0].phase if of_call else phase, chosen, partner, cause, why or _explain(of_call),
         of_call, _line(raw, chosen), _line(base, partner),
     )  # fmt: skip
 
 
-def _settle_causes(findings: list[Finding], raw: Values) -> None:
+def _settle_causes(findings: list[Finding], raw: LiveRun) -> None:
     """Say for each difference whether it begins here (injected), came in (inherited) or is that of a call inside."""
     by_call: dict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -301,7 +303,7 @@ def _came_in(name: str, by_call: dict[str, list[Finding]]) -> bool:
     return call.turned(FORWARD) in by_call or (call.direction == GRADIENTS and call.turned(BACKWARD) in by_call)
 
 
-def _named_by_its_layer(name: str, names: list[str], raw: Values) -> str:
+def _named_by_its_layer(name: str, names: list[str], raw: LiveRun) -> str:
     """A function called by a layer that has no layers inside is better known by the layer."""
     parent = raw.parents.get(name)
     if parse_op(name).is_module or parent is None or parent not in names:
@@ -334,7 +336,7 @@ def _explain(findings: list[Finding]) -> str:
     return next((text for place, text in _EXPLANATIONS.items() if place in places), f"{named}: {why}")
 
 
-def _line(run: Values, name: str) -> str:
+def _line(run: LiveRun, name: str) -> str:
     """The user's line of code that made a call."""
     frames = run.stacks[name] or run.stacks[parse_op(name).turned(FORWARD)]
     place, _, source = user_frame(frames).partition(", \n")

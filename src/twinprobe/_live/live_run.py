@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,7 @@ _extra_of = attrgetter("extra")
 
 
 @dataclass
-class Values(Run):
+class LiveRun(Run):
     """A run together with its tensors, wherever they are.
 
     ``live`` has the rows of a run in memory; it is None for a run read from a folder. The table of a live run is made
@@ -143,11 +143,11 @@ class Values(Run):
         self.table = self._new_table(self.to_host)
 
 
-def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHost) -> Values:
+def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHost) -> LiveRun:
     """What a recorder has left in its engine, as a run."""
     # Recorders are held by circles: their content must not wait for the garbage collector.
     rows, engine.rows = engine.rows, LiveRows()
-    run = Values(Path(title), "tensor", "mix", framework, rows.names, None, [], rows, to_host, False)  # type: ignore[arg-type]
+    run = LiveRun(Path(title), "tensor", "mix", framework, rows.names, None, [], rows, to_host, False)  # type: ignore[arg-type]
     del run.table  # made when it is first used
     assert engine.step is not None
     run.__dict__["parents"] = dict(engine.parents)
@@ -156,9 +156,9 @@ def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHos
     return run
 
 
-def read_run(run: Run) -> Values:
+def read_run(run: Run) -> LiveRun:
     """A run from a folder in the same form."""
-    return Values(
+    return LiveRun(
         run.path, run.task, run.level, run.framework, run.ops, run.table, run.notes,
         sketch_file=run.sketch_file, settings=run.settings,
     )  # fmt: skip
@@ -196,9 +196,3 @@ def _hosted(row: Any, to_host: ToHost) -> HostTensor:
     if not isinstance(row.payload, HostTensor):
         row.payload = to_host(row.payload)
     return cast("HostTensor", row.payload)
-
-
-@lru_cache(maxsize=256)
-def short_dtype(text: str) -> str:
-    """``float32`` for torch.float32, paddle.float32 and Float32."""
-    return text.rpartition(".")[2].lower()

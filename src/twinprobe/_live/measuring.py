@@ -1,7 +1,8 @@
-"""Every pair of tensors of two runs, measured: how far apart they are, as findings."""
+"""Every pair of tensors measured, as findings: what two runs recorded, parameters after a step, buffers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -10,20 +11,31 @@ from typing import cast
 
 from twinprobe._align.turns import REORDERED
 from twinprobe._live.findings import (
+    AFTER_PHASE,
     BACKWARD_PHASE,
+    BEFORE_PHASE,
     FORWARD_PHASE,
     GRADIENT_PHASE,
     PHASE_ORDER,
     SAME_NAN,
+    WEIGHT_PHASE,
     AgreeingPairs,
     Finding,
     Findings,
     phase_of,
 )
-from twinprobe._live.live_run import Values, address_in, short_dtype
+from twinprobe._live.frameworks.adapter import array_on_host
+from twinprobe._live.frameworks.layouts import Array
+from twinprobe._live.live_run import LiveRun, address_in
+from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
+from twinprobe._live.running import KeptState, Model
+from twinprobe._live.weights.copying import match_group
+from twinprobe._live.weights.layers import Slot, layer_at
+from twinprobe._live.weights.matching import COUNTERS
 from twinprobe._measure.elements import ANY_ORDER, joined
 from twinprobe._measure.elements import turned as turned_like
+from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import (
     Gap,
     Gaps,
@@ -33,24 +45,27 @@ from twinprobe._measure.tolerance import (
     compare,
     compare_all,
     compare_places,
+    transposed,
     worth_kernel,
 )
 from twinprobe._record.rows import Note, Row
-from twinprobe._runs.names import GRADIENTS, OpName, parse_op
+from twinprobe._runs.dtypes import dtype_name
+from twinprobe._runs.names import FORWARD, GRADIENTS, OpName, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe.errors import DamagedTensor
+from twinprobe.errors import DamagedTensor, listed
 
 Groups = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
 _ELEMENTS_AT_ONCE = 16 << 20
 _STATISTICS = ("max", "min", "mean", "norm")
 _PLACES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
+_RUNNING = ("running mean", "running variance")
 _BACKWARD_PLACES = {INPUT: "gradient of output", OUTPUT: "gradient of input"}
 
 
 def find_differences(
-    raw: Values, base: Values, matches: Matches, tolerance: Tolerance, step: int, phases: frozenset[str]
+    raw: LiveRun, base: LiveRun, matches: Matches, tolerance: Tolerance, step: int, phases: frozenset[str]
 ) -> Findings:
     """Measure every paired row of the phases that are asked for."""
     maker = _FindingMaker(raw, base, matches.doubtful, step)
@@ -79,7 +94,7 @@ def find_differences(
 class _FindingMaker:
     """Makes findings of measured pairs."""
 
-    def __init__(self, raw: Values, base: Values, doubtful: set[str], step: int) -> None:
+    def __init__(self, raw: LiveRun, base: LiveRun, doubtful: set[str], step: int) -> None:
         self._ops = raw.ops, base.ops
         self._columns = raw.columns, base.columns
         self._doubtful = doubtful
@@ -100,7 +115,7 @@ class _FindingMaker:
         phase = phase_of(name.text)
         role = raw["role"][row]
         places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
-        dtype, golden_dtype = short_dtype(raw["dtype"][row] or ""), short_dtype(base["dtype"][golden_row] or "")
+        dtype, golden_dtype = dtype_name(raw["dtype"][row] or ""), dtype_name(base["dtype"][golden_row] or "")
         # Modules decide. Calls inside them, and pairs that are doubtful, help to find where.
         decides = name.text not in self._doubtful and (name.is_module or phase == GRADIENT_PHASE)
         if phase == FORWARD_PHASE:
@@ -116,7 +131,7 @@ class PairGaps:
     """The gap of each pair. The same two tensors are measured once; a recording is read bit by bit."""
 
     def __init__(
-        self, raw: Values, base: Values, rows: list[Pair], tolerance: Tolerance, groups: Groups | None = None
+        self, raw: LiveRun, base: LiveRun, rows: list[Pair], tolerance: Tolerance, groups: Groups | None = None
     ) -> None:
         self._runs, self._rows, self._tolerance = (raw, base), rows, tolerance
         self._groups = groups or {}
@@ -262,7 +277,7 @@ def _fitting(shape: tuple[int, ...], golden_shape: tuple[int, ...], turned: bool
     return size, shape[0] if turned and len(shape) == 2 else 0
 
 
-def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -> Iterator[Finding]:
+def _missing_gradients(raw: LiveRun, base: LiveRun, rows: list[Pair], step: int) -> Iterator[Finding]:
     """Each such parameter once, by the pairs of parameters among these rows."""
     sides = _with_gradient(raw), _with_gradient(base)
     if not sides[0] or not sides[1]:
@@ -279,7 +294,7 @@ def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -
 
 
 def parameter_pairs(
-    raw: Values, base: Values, rows: list[Pair]
+    raw: LiveRun, base: LiveRun, rows: list[Pair]
 ) -> Iterator[tuple[int, tuple[OpName, str], tuple[OpName, str], str]]:
     """The pairs of parameters among these rows, each parameter once: the raw row, call and name of both, the rule."""
     seen: set[tuple[str, str]] = set()
@@ -292,7 +307,7 @@ def parameter_pairs(
                 yield row, (call, name), parameter_of(base, golden_row), rule
 
 
-def _with_gradient(run: Values) -> set[tuple[str, str]]:
+def _with_gradient(run: LiveRun) -> set[tuple[str, str]]:
     parameters = set()
     for op, role, name in zip(*(run.columns[column] for column in ("op", "role", "name")), strict=True):
         if role == GRADIENT:
@@ -301,7 +316,179 @@ def _with_gradient(run: Values) -> set[tuple[str, str]]:
     return parameters
 
 
-def parameter_of(run: Values, row: int) -> tuple[OpName, str]:
+def parameter_of(run: LiveRun, row: int) -> tuple[OpName, str]:
     """The call and the name of a recorded parameter."""
     call = parse_op(run.ops[run.columns["op"][row]])
     return call, run.columns["name"][row].removeprefix(f"{call.text}.parameters.")
+
+
+def compare_parameters(
+    raw: Model, base: Model, tested: LiveRun, reference: LiveRun, matches: Matches, tolerance: Tolerance, step: int
+) -> list[Finding]:
+    """Measure the parameters that belong together as they are now."""
+    findings = []
+    for row, (call, name), (partner, partner_name), rule in parameter_pairs(tested, reference, matches.rows):
+        if row in matches.groups:
+            parts = [
+                [_parameter(model, *parameter_of(run, member)) for member in rows]
+                for model, run, rows in zip((raw, base), (tested, reference), matches.groups[row], strict=True)
+            ]
+            if any(part is None for side in parts for part in side):
+                continue
+            tensor, golden = put_together(*([part[0] for part in side if part] for side in parts))
+        else:
+            held, partner_held = _parameter(raw, call, name), _parameter(base, partner, partner_name)
+            if held is None or partner_held is None:
+                continue
+            (tensor, turned), (golden, golden_turned) = held, partner_held
+            tensor = transposed(tensor) if turned != golden_turned else tensor
+            tensor = turned_like(tensor, [ANY_ORDER], golden) if rule.endswith(REORDERED) else tensor
+        gap = compare(tensor, golden, tolerance)
+        findings.append(
+            Finding(
+                step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,
+                str(list(tensor.shape)), str(list(golden.shape)), tensor.dtype, rule, row,
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _parameter(model: Model, call: OpName, name: str) -> tuple[HostTensor, bool] | None:
+    """A parameter as it is now, and whether it is stored [in, out]."""
+    layer = model.paths.layer.get(call.body)
+    parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
+    if parameter is None:
+        return None
+    return model.adapter.to_host(parameter), model.adapter.is_transposed(layer, name)
+
+
+class Buffers:
+    """The buffers of two live models over all steps, running statistics of norms among them."""
+
+    def __init__(self, raw: Model, base: Model, layer_map: LayerMap, tolerance: Tolerance, kept: KeptState) -> None:
+        self._models = raw, base
+        self._kept = kept.buffers[raw.role], kept.buffers[base.role]
+        self._holding = tuple({path for path, _ in buffers} for buffers in self._kept)
+        self._groups = layer_map.groups
+        self._tolerance = tolerance
+        frameworks = [side.adapter.name for side in (raw, base)]
+        self._paddle = frameworks.index("paddle") if frameworks.count("paddle") == 1 else None
+        # Of Paddle, by name: as they are, and as the other framework means them.
+        self._variances: dict[str, tuple[Array, Array]] = {}
+        self._alone: list[str] = []
+        self._converted: dict[str, None] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know."""
+        notes = [f"buffers of one model only, not compared: {listed(self._alone)}"] if self._alone else []
+        if self._converted:
+            notes.append(
+                "Paddle keeps the biased variance of each batch, the other framework the unbiased one; they agree but "
+                f"for that, and the models will differ by it in evaluation: {listed(list(self._converted))}"
+            )
+        return notes
+
+    def compare(self, tested: LiveRun, reference: LiveRun, matches: Matches, step: int) -> list[Finding]:
+        """The buffers that belong together, as the first step found them and as this one left them."""
+        if not any(self._holding):
+            return []
+        order = {name: index for index, name in enumerate(tested.ops)}
+        findings = []
+        for calls, slots in self._pairs(matches):
+            now = [side.adapter.read(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
+            gaps = {AFTER_PHASE: self._gap(slots, now)}
+            if step == 0:
+                gaps[BEFORE_PHASE] = self._gap(slots, [self._before(index, slot) for index, slot in enumerate(slots)])
+            if self._paddle is not None and slots[self._paddle].alias == "running variance":
+                run = (tested, reference)[self._paddle]
+                gaps[AFTER_PHASE] = self._by_one_meaning(slots, now, gaps[AFTER_PHASE], run)
+            # A cache of another size is no fault: what is computed with it is compared.
+            decides = calls[0] not in matches.doubtful and squeezed(slots[0].shape) == squeezed(slots[1].shape)
+            held, shapes = slots[0].held, (str(list(slots[0].held.shape)), str(list(slots[1].held.shape)))
+            name, dtype = held.name.rpartition(".")[2], self._models[0].adapter.dtype(held.tensor)
+            findings += [
+                Finding(step, phase, *calls, "buffer", name, gap, decides, *shapes, dtype, order=order.get(calls[0], 0))
+                for phase, gap in gaps.items()
+            ]
+        return findings
+
+    def _before(self, side: int, slot: Slot) -> Array:
+        path, _, name = slot.held.name.rpartition(".")
+        held = self._kept[side].get((path, name))
+        return self._models[side].adapter.read(slot.held.tensor) if held is None else held[2]
+
+    def _gap(self, slots: tuple[Slot, Slot], values: list[Array]) -> Gap:
+        dtypes = [side.adapter.dtype(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
+        # Narrow types are read as float32: their own bounds count.
+        bounds = Tolerance(*self._tolerance.of(*dtypes), self._tolerance.mode, self._tolerance.equal_nan)
+        target, golden = (array_on_host(slot.view.of(array)) for slot, array in zip(slots, values, strict=True))
+        return compare(target, golden, bounds)
+
+    def _pairs(self, matches: Matches) -> list[tuple[tuple[str, str], tuple[Slot, Slot]]]:
+        """The two calls and the two buffers of each pair."""
+        pairs: dict[tuple[object, object], tuple[tuple[str, str], tuple[Slot, Slot]]] = {}
+        calls_of: dict[str, tuple[str, str]] = {}
+        for calls in matches.calls.items():
+            target, golden = map(parse_op, calls)
+            if not (target.is_module and golden.is_module) or target.body in calls_of:
+                continue
+            calls_of[target.body] = calls
+            if target.body not in self._holding[0] and golden.body not in self._holding[1]:
+                continue
+            targets, goldens = self._slots(0, target.body), self._slots(1, golden.body)
+            for name in filter(goldens.__contains__, targets):
+                pairs[targets[name].held.key, goldens[name].held.key] = calls, (targets[name], goldens[name])
+            alone = [slot for name, slot in (targets | goldens).items() if not (name in targets and name in goldens)]
+            self._alone += [
+                slot.held.name for slot in alone if slot.alias not in COUNTERS and slot.held.name not in self._alone
+            ]
+        for group in self._groups:
+            match = match_group(self._models[0].model, self._models[1].model, group)
+            last = group.last_in(self._models[0].paths)
+            for pair in match.copies if match is not None and last in calls_of else ():
+                if all(map(_is_state, pair)):
+                    pairs.setdefault((pair[0].held.key, pair[1].held.key), (calls_of[last], pair))
+        return list(pairs.values())
+
+    def _slots(self, side: int, path: str) -> dict[str, Slot]:
+        layer = layer_at(self._models[side].paths.layer[path], path)
+        return {slot.alias: slot for slot in layer.weights if _is_state(slot)}
+
+    def _by_one_meaning(self, slots: tuple[Slot, Slot], now: list[Array], gap: Gap, run: LiveRun) -> Gap:
+        """Paddle averages the biased variances of the batches, the other frameworks the unbiased ones."""
+        assert self._paddle is not None
+        name = slots[self._paddle].held.name
+        path = name.rpartition(".")[0]
+        values = now[self._paddle].copy()
+        before, meant = self._variances.get(name) or (self._before(self._paddle, slots[self._paddle]),) * 2
+        samples = _samples(run, path, values.size)
+        momentum = getattr(self._models[self._paddle].paths.layer[path], "_momentum", None)
+        if momentum is not None and len(set(samples)) == 1 and samples[0] > 1 and (values != before).any():
+            share = momentum ** len(samples)
+            added = (values - share * before) * (samples[0] / (samples[0] - 1))
+            meant = (share * meant + added).astype(values.dtype)
+        self._variances[name] = values, meant
+        if gap.same:
+            return gap
+        corrected = self._gap(slots, [meant if index == self._paddle else array for index, array in enumerate(now)])
+        if not corrected.same:
+            return gap
+        self._converted[name] = None
+        return corrected
+
+
+def _is_state(slot: Slot) -> bool:
+    return slot.held.is_buffer or (not slot.held.trainable and slot.alias in _RUNNING)
+
+
+def _samples(run: LiveRun, path: str, channels: int) -> list[int]:
+    """How many numbers each call of a norm computed its statistics from."""
+    columns = [run.columns[name] for name in ("op", "role", "shape")]
+    samples: dict[int, int] = {}
+    for op, role, shape in zip(*columns, strict=True):
+        if role == INPUT and op not in samples and shape:
+            name = parse_op(run.ops[op])
+            if name.is_module and name.body == path and name.direction == FORWARD:
+                samples[op] = prod(json.loads(shape)) // channels
+    return list(samples.values())

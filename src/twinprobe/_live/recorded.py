@@ -1,10 +1,12 @@
-"""A recording in the place of a model: made elsewhere, perhaps by a framework that cannot share this process."""
+"""A recording in the place of a model, made elsewhere, perhaps by a framework that cannot share this process: its runs,
+and the inputs and weights that a live model takes from it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,15 @@ import numpy as np
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._align.rows import pair_parameters
-from twinprobe._live.comparing import Comparison, compare_runs
-from twinprobe._live.live_run import Values, read_run
+from twinprobe._live.live_run import LiveRun
 from twinprobe._live.measuring import parameter_of
-from twinprobe._live.model_state import KeptState, copying
-from twinprobe._live.pairing.layer_map import LayerMap, Paths
+from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.layers import LayerTree, structure
-from twinprobe._live.running import Model, recorded_masks, run_model
+from twinprobe._live.running import Model
 from twinprobe._measure.tolerance import transposed
 from twinprobe._runs.dtypes import widened
 from twinprobe._runs.names import FORWARD, parse_op
-from twinprobe._runs.run import RUN_FILES, open_run, run_folders
+from twinprobe._runs.run import RUN_FILES, run_folders
 from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
 from twinprobe.errors import BadInput
 
@@ -55,91 +55,7 @@ def recorded_runs(path: Path) -> list[RecordedRun]:
     return runs
 
 
-def compare_with_recording(comparison: Comparison, kept: KeptState) -> None:
-    """Compare a model, run step by step, with what another left on disk; or two recordings."""
-    base, raw, options = comparison.base, comparison.raw, comparison.options
-    assert isinstance(base, Path)
-    if options.single_step:
-        comparison.notes.append("single_step needs two live models: the recording is compared as it is")
-    if isinstance(raw, Path):
-        _two_recordings(comparison, base, raw)
-        return
-    recorded = recorded_runs(base)
-    runs: dict[int, Path] = {}
-    for run in recorded:
-        runs.setdefault(run.step, run.path)
-    if len(runs) < len(recorded):  # a live model is one rank
-        comparison.notes.append(
-            f"the recording holds {len(recorded)} runs of {len(runs)} steps: the first of each is compared"
-        )
-    begin = min(runs)
-    if max(runs) - begin >= options.steps:
-        comparison.notes.append(f"{base} holds {len(runs)} steps; steps={max(runs) - begin + 1} compares all of them")
-    for step in range(begin, min(begin + options.steps, max(runs) + 1)):
-        if step in runs:
-            _compare_step(comparison, raw, read_run(open_run(runs[step])), step, kept)
-        else:  # not recorded, but what comes after depends on it
-            comparison.notes += run_model(raw, options, comparison.layer_map, None).problems
-        if raw.optimizer is not None:
-            kept.steps += 1
-            raw.adapter.step(raw.model, raw.optimizer)
-        if comparison.first is not None:
-            break
-
-
-def _compare_step(comparison: Comparison, raw: Model, reference: Values, step: int, kept: KeptState) -> None:
-    options, layer_map = comparison.options, comparison.layer_map
-    comparison.notes += reference.notes
-    if raw.inputs is None:
-        raw.inputs = inputs_of(reference, raw)
-    if comparison.steps == 0:
-        if comparison.auto_weights:
-            with copying(kept, raw, str(reference.path)):
-                load_weights(raw, reference, layer_map, comparison.notes)
-        kept.keep_buffers()
-    masks = recorded_masks(reference, options.seed) if options.random in ("auto", "masks") else None
-    tested = run_model(raw, options, layer_map, masks)
-    comparison.notes += tested.problems
-    _compare(comparison, tested.run, reference, raw.paths, step)
-
-
-def _two_recordings(comparison: Comparison, base: Path, raw: Path) -> None:
-    sides = recorded_runs(base), recorded_runs(raw)
-    if len(sides[0]) != len(sides[1]):
-        raise BadInput(
-            f"holds {len(sides[1])} runs, {base} holds {len(sides[0])}",
-            where=raw, hint="record the same steps and ranks",
-        )  # fmt: skip
-    for golden, target in zip(*sides, strict=True):
-        if golden.label != target.label:
-            raise BadInput(
-                f"holds {target.label} where {base} holds {golden.label}",
-                where=raw, hint="record the same steps and ranks, or give the folders of two steps",
-            )  # fmt: skip
-    for golden, target in zip(*sides, strict=True):
-        _compare(comparison, read_run(open_run(target.path)), read_run(open_run(golden.path)), None, golden.step)
-        if comparison.first is not None:
-            break
-
-
-def _compare(comparison: Comparison, tested: Values, reference: Values, paths: Paths | None, step: int) -> None:
-    options = comparison.options
-    matches, findings, claim = compare_runs(comparison, tested, reference, (paths, None), step)
-    if options.only:  # each of them decides
-        findings = [replace(finding, decides=True) for finding in findings if finding.place in options.only]
-    if not findings:
-        raise BadInput(
-            "nothing of it could be compared", where=reference.path,
-            hint="record it with level mix or L0 and, for element-wise comparison, task tensor",
-        )  # fmt: skip
-    if comparison.steps == 0:
-        comparison.notes += matches.notes
-        if reference.task != "tensor":
-            comparison.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
-    comparison.add(findings, [], tested, reference, claim)
-
-
-def inputs_of(reference: Values, raw: Model) -> Any:
+def inputs_of(reference: LiveRun, raw: Model) -> Any:
     """What the recorded model was called with: its own inputs if they are there, else those of its first module."""
     numbers = {name: number for number, name in enumerate(reference.ops)}
     calls = [parse_op(name) for name in (reference.parents or numbers) if name in numbers]
@@ -162,7 +78,7 @@ def inputs_of(reference: Values, raw: Model) -> Any:
     return (tuple(args), kwargs)
 
 
-def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list[str]) -> None:
+def load_weights(raw: Model, reference: LiveRun, layer_map: LayerMap, notes: list[str]) -> None:
     """The recorded parameters, to the live model, where layers and shapes leave no doubt."""
     recorded: dict[str, dict[str, int]] = {}  # path of a layer -> name of a parameter -> its row
     for row, (role, kind) in enumerate(zip(reference.columns["role"], reference.columns["kind"], strict=True)):
@@ -209,7 +125,7 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
         )
 
 
-def _partners(tree: LayerTree, reference: Values, recorded: Collection[str]) -> dict[str, str]:
+def _partners(tree: LayerTree, reference: LiveRun, recorded: Collection[str]) -> dict[str, str]:
     """Which recorded path each live layer belongs to, where their paths differ."""
     partners: dict[str, str] = {}
     if not set(tree.holding) <= set(recorded):

@@ -11,8 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinprobe._live.findings import INJECTED, Finding, Findings, First, differing
-from twinprobe._live.options import FORMATS
+from twinprobe._live.findings import INJECTED, Finding, Findings, FirstDifference, differing
 from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, brand, fill
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-
+FORMATS = ("csv", "json", "html", "xlsx", "parquet")
 AGREES, DIFFERS, FIRST, UNSEEN = "agrees", "differs", "first", "not compared"
 SIGNS = {AGREES: "✔", DIFFERS: "✖", FIRST: "➤", UNSEEN: "·"}
 _PLAIN_SIGNS = {AGREES: "+", DIFFERS: "x", FIRST: ">", UNSEEN: "."}
@@ -126,7 +125,7 @@ class Result:
     base: str
     raw: str
     found: list[Findings]
-    first: First | None
+    first: FirstDifference | None
     base_calls: Calls
     raw_calls: Calls
     steps: int = 1
@@ -282,7 +281,7 @@ def _lines(result: Result, *, plain: bool) -> Iterator[Text]:
         yield _text("written: ", "cyan", str(file))
 
 
-def _first(first: First) -> Iterator[Text]:
+def _first(first: FirstDifference) -> Iterator[Text]:
     step = f", step {first.step}" if first.step else ""
     yield _text(f"  first difference ({first.phase}{step})", "bold")
     for label, call, line in (("raw ", first.raw, first.raw_line), ("base", first.base, first.base_line)):
@@ -297,7 +296,7 @@ def _first(first: First) -> Iterator[Text]:
         yield _text("    ", "", f"{finding.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
 
 
-def _following(first: First, differences: list[Finding]) -> Iterator[Text]:
+def _following(first: FirstDifference, differences: list[Finding]) -> Iterator[Text]:
     following = [finding for finding in differences if finding.decides and finding.raw != first.raw]
     names = list(dict.fromkeys(finding.raw for finding in following))
     if names:

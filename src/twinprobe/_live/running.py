@@ -1,26 +1,59 @@
-"""Running one model under the recorder, with every state put back afterwards."""
+"""Running a model under the recorder, and putting back what a comparison changes in it.
+
+Gradients and buffers are as before afterwards, but buffers stay where optimizers have moved the models on. Copied
+weights stay: a second copy of a model, for the rare error, would cost every comparison its memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._live.frameworks.adapter import FRAMEWORKS, Adapter, Call, Loss, adapter_named, adapter_of, array_on_host
-from twinprobe._live.live_run import Values, live_run
-from twinprobe._live.options import Options
+from twinprobe._live.frameworks.layouts import Array
+from twinprobe._live.live_run import LiveRun, live_run
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map
 from twinprobe._measure.elements import FLOAT64, numbers
+from twinprobe._measure.tolerance import Tolerance
+from twinprobe._report.console import say
 from twinprobe._runs.dtypes import STORAGE
-from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, TwinProbeError
+
+BOTH = "both"
+PHASES = (BOTH, FORWARD, BACKWARD)
+RANDOM = ("auto", "seed", "masks", "eval", "off")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How two models are run and compared."""
+
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    phase: str = BOTH
+    single_step: bool = False
+    steps: int = 1
+    random: str = "auto"
+    seed: int = 1234
+    apis: bool = True
+    quiet: bool = False
+    report: Path | None = None
+    formats: tuple[str, ...] = ("csv", "json", "html")
+    only: tuple[str, ...] = ()  # places; empty for all
+
+    @property
+    def backward(self) -> bool:
+        """Whether gradients are wanted."""
+        return self.phase != FORWARD
 
 
 def two_calls(inputs: Any) -> tuple[Any, Any]:
@@ -106,7 +139,7 @@ class Masks:
         return made
 
 
-def recorded_masks(run: Values, seed: int) -> Masks | None:
+def recorded_masks(run: LiveRun, seed: int) -> Masks | None:
     """The dropout masks of a recording, derived from inputs and outputs; None if it has none."""
     masks = []
     columns = [run.columns[name] for name in ("op", "role", "kind")]
@@ -158,7 +191,7 @@ class Model:
 class Pass:
     """What one pass left: the recorded run, and the loss."""
 
-    run: Values
+    run: LiveRun
     loss: HostTensor | None
     problems: list[str]
 
@@ -291,3 +324,83 @@ def _random(side: Model, options: Options, masks: Masks | None) -> Iterator[None
             adapter.set_random_state(state)
         for module, training in zip(modules, before, strict=True):
             module.training = training
+
+
+Kept = dict[tuple[str, str], tuple[Any, Any, Array]]  # path and name of a buffer -> layer, tensor, values
+
+
+class KeptState:
+    """What the models held before they were compared, and in which way they are not what they were."""
+
+    def __init__(self, models: list[Model]) -> None:
+        self._models = models
+        self._gradients = [side.adapter.take_gradients(side.paths.layer.values()) for side in models]
+        self.buffers: dict[str, Kept] = {side.role: {} for side in models}
+        self.steps = 0  # of their optimizers
+        self.copied = ""  # what copying weights has done so far
+
+    def keep_buffers(self) -> None:
+        """The models are about to run."""
+        for side in self._models:
+            for path, layer in side.paths.layer.items():
+                for name, tensor in side.adapter.state(layer).items():
+                    self.buffers[side.role][path, name] = layer, tensor, np.array(side.adapter.read(tensor))
+
+    def put_back_buffers(self, side: Model) -> None:
+        """As if the model had not run."""
+        adapter = side.adapter
+        for (_, name), (layer, tensor, values) in self.buffers[side.role].items():
+            if adapter.state(layer).get(name) is not tensor:  # replaced, not written to
+                setattr(layer, name, tensor)
+            if not np.array_equal(adapter.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
+                adapter.write(tensor, values)
+
+    def put_back(self) -> None:
+        """The comparison is over: its gradients are no concern of the user."""
+        for side in self._models:  # where the models share parameters, nothing may be cleared after the first is set
+            side.adapter.clear_gradients(side.model, side.paths.layer.values())
+        for side, gradients in zip(self._models, self._gradients, strict=True):
+            side.adapter.set_gradients(gradients)
+            if not self.steps:
+                self.put_back_buffers(side)
+
+    @property
+    def changed(self) -> str:
+        """What stays otherwise than it was."""
+        taken = f"the optimizers have changed the weights {self.steps} times" if self.steps else ""
+        return "; ".join(filter(None, (self.copied, taken)))
+
+
+@contextmanager
+def state_kept(models: list[Model]) -> Iterator[KeptState]:
+    """Put back what a comparison changes in the models, whatever ends it."""
+    kept = KeptState(models)
+    try:
+        yield kept
+    except BaseException as error:
+        if kept.changed:
+            _add_note(error, kept.changed)
+        raise
+    finally:
+        kept.put_back()
+
+
+@contextmanager
+def copying(kept: KeptState, target: Model, source: str) -> Iterator[None]:
+    """Weights are copied in this block: all of them, or none where it raises an error of our own."""
+    kept.copied = f"{target.title} may hold some of the weights of {source}"
+    try:
+        yield
+    except TwinProbeError:
+        kept.copied = ""
+        raise
+    kept.copied = f"{target.title} holds the weights of {source} now"
+
+
+def _add_note(error: BaseException, text: str) -> None:
+    if isinstance(error, TwinProbeError):
+        error.hint = f"{error.hint}; {text}" if error.hint else text
+    elif hasattr(error, "add_note"):
+        error.add_note(text)
+    else:  # before Python 3.11
+        say(text)

@@ -13,14 +13,12 @@ from typing import Any
 
 from twinprobe._live.findings import BACKWARD_PHASE, FORWARD_PHASE, Finding
 from twinprobe._live.frameworks.adapter import OnGradient
-from twinprobe._live.live_run import Values
-from twinprobe._live.model_state import KeptState
-from twinprobe._live.options import FORWARD, Options
+from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches, match_runs
-from twinprobe._live.running import Masks, Model, Pass, run_model
+from twinprobe._live.running import KeptState, Masks, Model, Options, Pass, run_model
 from twinprobe._measure.tolerance import Tolerance, compare
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.tensors.elements import HostTensor
 
 INPUT_PLACE, GRADIENT_PLACE = "input as computed", "gradient as computed"
@@ -48,7 +46,7 @@ def run_fed(
 class Feeder:
     """Knows the reference's value for every tensor that goes into or comes out of a layer of the raw model."""
 
-    def __init__(self, raw: Model, seen: Values, reference: Values, matches: Matches, options: Options) -> None:
+    def __init__(self, raw: Model, seen: LiveRun, reference: LiveRun, matches: Matches, options: Options) -> None:
         self._adapter = raw.adapter
         self._paths = raw.paths
         self._tolerance: Tolerance = options.tolerance

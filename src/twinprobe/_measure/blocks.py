@@ -29,7 +29,7 @@ QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
-class Cut:
+class TensorSlice:
     """Which part of a tensor: two axes to look along, and for every axis a range (one index fixes an axis)."""
 
     rows: int
@@ -61,15 +61,15 @@ class _Totals:
         self.products = np.zeros(3)
 
 
-def usual_cut(shape: Sequence[int]) -> Cut:
+def usual_cut(shape: Sequence[int]) -> TensorSlice:
     """The last two axes that are longer than one, over all of the others."""
     long = [axis for axis, size in enumerate(shape) if size > 1] or list(range(len(shape)))
     columns = long[-1] if long else 0
     rows = long[-2] if len(long) > 1 else -1
-    return Cut(rows, columns, tuple((0, size) for size in shape))
+    return TensorSlice(rows, columns, tuple((0, size) for size in shape))
 
 
-def checked_cut(shape: Sequence[int], rows: int, columns: int, ranges: Sequence[tuple[int, int]]) -> Cut:
+def checked_cut(shape: Sequence[int], rows: int, columns: int, ranges: Sequence[tuple[int, int]]) -> TensorSlice:
     """A cut that a request asks for; BadInput where the tensor has no such part."""
     axes = range(len(shape))
     whole = [(0, size) for size in shape]
@@ -78,10 +78,10 @@ def checked_cut(shape: Sequence[int], rows: int, columns: int, ranges: Sequence[
     inside = all(0 <= start < end <= size for (start, end), size in zip(whole, shape, strict=True))
     if columns not in axes or (rows not in axes and rows != -1) or rows == columns or not inside:
         raise BadInput(f"a tensor of shape {list(shape)} has no such part")
-    return Cut(rows, columns, tuple(whole))
+    return TensorSlice(rows, columns, tuple(whole))
 
 
-def block_summary(target: HostTensor, golden: HostTensor, cut: Cut, *, most: tuple[int, int]) -> dict[str, Any]:
+def block_summary(target: HostTensor, golden: HostTensor, cut: TensorSlice, *, most: tuple[int, int]) -> dict[str, Any]:
     """All about a part of a pair that fits a screen, as plain lists and numbers; the files are read in strips."""
     if target.shape != golden.shape:
         raise BadInput(f"the shapes differ: {list(target.shape)} against {list(golden.shape)}")
@@ -126,7 +126,7 @@ def one_summary(tensor: HostTensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _strips(shape: Sequence[int], cut: Cut, every: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+def _strips(shape: Sequence[int], cut: TensorSlice, every: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
     """Pieces of the flat tensor that hold elements of the cut, one of so many, and which of theirs belong to it.
 
     Axes before the first one that is not fixed are jumped over, so that a slice of a large file reads little of it.
@@ -189,7 +189,7 @@ def _add(totals: _Totals, flat: NDArray[Any], blocks: NDArray[Any], target: Floa
 
 
 def _told(
-    totals: _Totals, target: HostTensor, golden: HostTensor, cut: Cut, size: tuple[int, int], elements: int,
+    totals: _Totals, target: HostTensor, golden: HostTensor, cut: TensorSlice, size: tuple[int, int], elements: int,
     shape: Sequence[int],
 ) -> dict[str, Any]:  # fmt: skip
     count = np.maximum(totals.count, 1)

@@ -40,7 +40,7 @@ _WINDOW = 4 * BLOCK
 _FLOAT = Struct("<f")
 
 
-class Basics(NamedTuple):
+class SideStatistics(NamedTuple):
     """Extremes and mean of one side."""
 
     max: float | None = None
@@ -52,8 +52,8 @@ class LlmMetrics(NamedTuple):
     """One pair. The seven metrics are None where ``reason`` says why; the fields after them always tell the truth."""
 
     reason: str
-    target: Basics
-    golden: Basics
+    target: SideStatistics
+    golden: SideStatistics
     cosine: float | None = None
     max_rel: float | None = None
     mean_rel: float | None = None
@@ -177,7 +177,7 @@ def _metrics(totals: _Totals, target: HostTensor, golden: HostTensor) -> LlmMetr
     size = target.data.size
     sums, tops, lows = _folded(totals.rows)
     sides = [
-        Basics(tops[high], lows[low], _single_precision(sums[total] / size))
+        SideStatistics(tops[high], lows[low], _single_precision(sums[total] / size))
         for high, low, total in (
             (rows.MY_MAX, rows.MY_MIN, rows.MY_SUM),
             (rows.GOLDEN_MAX, rows.GOLDEN_MIN, rows.GOLDEN_SUM),
@@ -273,15 +273,15 @@ def _single_precision(value: float) -> float:
         return copysign(inf, value)
 
 
-def _basics(tensor: HostTensor) -> Basics:
+def _basics(tensor: HostTensor) -> SideStatistics:
     found = statistics(tensor)
     if found.mean is None:
-        return Basics()
+        return SideStatistics()
     if found.nan:
-        return Basics(nan, nan, nan)
+        return SideStatistics(nan, nan, nan)
     assert found.max is not None
     assert found.min is not None
-    return Basics(float(found.max), float(found.min), _single_precision(found.mean))
+    return SideStatistics(float(found.max), float(found.min), _single_precision(found.mean))
 
 
 def _of_complex(target: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetrics:
@@ -309,7 +309,7 @@ Floats = NDArray[np.float64]
 _SIDES = ("target", "golden")
 # Every number of LlmMetrics, in the order of its fields; those of a side by names like target_max.
 NUMBERS = (
-    *(f"{side}_{basic}" for side in _SIDES for basic in Basics._fields),
+    *(f"{side}_{basic}" for side in _SIDES for basic in SideStatistics._fields),
     *(field for field in LlmMetrics._fields if field not in ("reason", *_SIDES)),
 )
 
@@ -318,7 +318,7 @@ def metrics_of(reason: str, numbers: list[float | None]) -> LlmMetrics:
     """The pair that has these numbers."""
     *others, identical, nonfinite, elements = numbers[6:]
     flags = bool(identical), bool(nonfinite), int(elements or 0)
-    return LlmMetrics._make((reason, Basics(*numbers[:3]), Basics(*numbers[3:6]), *others, *flags))
+    return LlmMetrics._make((reason, SideStatistics(*numbers[:3]), SideStatistics(*numbers[3:6]), *others, *flags))
 
 
 def rows_of_pairs(

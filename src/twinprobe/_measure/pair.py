@@ -36,7 +36,7 @@ from twinprobe.errors import DamagedTensor, TwinProbeError
 
 
 @dataclass(slots=True)
-class Oddities:
+class NonfiniteCounts:
     """How many places of a pair hold NaN or inf on one side only, or infinities of opposite sign."""
 
     nan_only_target: int = 0
@@ -44,7 +44,7 @@ class Oddities:
     inf_against_finite: int = 0
     inf_against_inf: int = 0
 
-    def add(self, other: Oddities) -> None:
+    def add(self, other: NonfiniteCounts) -> None:
         self.nan_only_target += other.nan_only_target
         self.nan_only_golden += other.nan_only_golden
         self.inf_against_finite += other.inf_against_finite
@@ -60,18 +60,18 @@ class Oddities:
         return self.places_differ or self.inf_against_inf > 0
 
 
-def clear_nonfinite(target: NDArray[Any], golden: NDArray[Any]) -> Oddities:
+def clear_nonfinite(target: NDArray[Any], golden: NDArray[Any]) -> NonfiniteCounts:
     """Zero, in place and on both sides, every element that is NaN or inf on either; say how the two sides differ.
 
     A complex number is NaN or inf if either of its parts is, and may be both.
     """
     outside = ~(np.isfinite(target) & np.isfinite(golden))
     if not outside.any():
-        return Oddities()
+        return NonfiniteCounts()
     t, g = target[outside], golden[outside]
     nan_t, nan_g = np.isnan(t), np.isnan(g)
     one_sided = np.isinf(t) != np.isinf(g)
-    odd = Oddities(
+    odd = NonfiniteCounts(
         nan_only_target=int(np.count_nonzero(nan_t & ~nan_g)),
         nan_only_golden=int(np.count_nonzero(nan_g & ~nan_t)),
         inf_against_finite=int(np.count_nonzero(one_sided & (nan_t == nan_g))),
@@ -96,7 +96,7 @@ class PairTotals:
     max_rel: float = 0.0
     within_one: int = 0
     within_five: int = 0
-    odd: Oddities = field(default_factory=Oddities)
+    odd: NonfiniteCounts = field(default_factory=NonfiniteCounts)
     # The share of the imaginary parts, which the six old metrics leave out.
     imaginary_golden_squares: float = 0.0
     imaginary_gap_squares: float = 0.0
@@ -139,7 +139,7 @@ def real_totals(engine: Engine, target: HostTensor, golden: HostTensor, start: i
     totals = PairTotals.of_rows(rows)
     if isfinite(totals.target_squares + totals.golden_squares):
         return totals
-    odd, wanted = Oddities(), calculation_dtype(target.dtype, golden.dtype)
+    odd, wanted = NonfiniteCounts(), calculation_dtype(target.dtype, golden.dtype)
     finite = np.isfinite(rows[:, TARGET_SQUARES]) & np.isfinite(rows[:, GOLDEN_SQUARES])
     for k in np.flatnonzero(~finite).tolist():
         block = slice(start + k * BLOCK, min(start + (k + 1) * BLOCK, stop))

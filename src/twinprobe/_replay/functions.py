@@ -14,7 +14,17 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from twinprobe._record.calls import NEVER_NAMES, words
-from twinprobe._replay.recorded import ROOM, UNKNOWN, Call, CannotReplay, Slot, Word, leaves_in, mapped, slots_in
+from twinprobe._replay.recorded import (
+    ROOM,
+    UNKNOWN,
+    Call,
+    CannotReplay,
+    FrameworkConstant,
+    Slot,
+    leaves_in,
+    mapped,
+    slots_in,
+)
 
 # Operators are called by their methods; any other name that begins with an underscore is private.
 _OPERATORS = words(
@@ -102,7 +112,7 @@ def bind(call: Call) -> list[Bound]:
         out = next(slots_in(call.outputs), None)
         if op.body not in ("to", "type") or out is None or call.args[1:] != [UNKNOWN]:
             raise CannotReplay("an argument is of a type that recorders do not write down")
-        call.args[1] = Word("dtype", out.dtype)
+        call.args[1] = FrameworkConstant("dtype", out.dtype)
     framework = call.run.framework.lower()
     if op.is_module or op.cls:
         ways = list(_MODULES[op.cls](call)) if op.cls in _MODULES else []
@@ -349,7 +359,7 @@ def run_bound(
                 return tensor.to(device, copy=True)
             own = leaves.setdefault(id(leaf), tensor.to(device, copy=True).requires_grad_(leaf.requires_grad))
             return own.clone()  # a call may write into its input
-        return _word(leaf, device, reference=reference) if isinstance(leaf, Word) else leaf
+        return _word(leaf, device, reference=reference) if isinstance(leaf, FrameworkConstant) else leaf
 
     args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
     grad = torch.enable_grad() if backward else torch.no_grad()
@@ -389,7 +399,7 @@ def _wide(tensor: Any) -> Any:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
-def _word(word: Word, device: str, *, reference: bool) -> Any:
+def _word(word: FrameworkConstant, device: str, *, reference: bool) -> Any:
     import torch
 
     if word.kind == "device":
@@ -429,7 +439,7 @@ def check_shapes(bound: Bound, recorded: Sequence[Any], room: int) -> None:
     def argument(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
             return leaf.value.to("meta")
-        return _word(leaf, "meta", reference=False) if isinstance(leaf, Word) else leaf
+        return _word(leaf, "meta", reference=False) if isinstance(leaf, FrameworkConstant) else leaf
 
     args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
     try:

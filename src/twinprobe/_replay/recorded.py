@@ -44,14 +44,14 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Word:
+class FrameworkConstant:
     """A dtype, device or memory format: a word of the framework's own, looked up in a table when it is needed."""
 
     kind: str
     text: str
 
 
-UNKNOWN = Word("unknown", "")
+UNKNOWN = FrameworkConstant("unknown", "")
 
 
 @dataclass
@@ -211,9 +211,9 @@ def _leaf(leaf: dict[str, Any]) -> Any:  # noqa: PLR0911  one return for each ki
         grad = leaf.get("requires_grad") is True
         return Slot(tuple(shape), leaf["dtype"], file if isinstance(file, str) else None, grad)
     if kind in ("torch.dtype", "torch.device") and isinstance(value, str):
-        return Word(kind.partition(".")[2], value)
+        return FrameworkConstant(kind.partition(".")[2], value)
     if kind == "torch.memory_format" and isinstance(leaf.get("format"), str):
-        return Word("memory_format", leaf["format"])
+        return FrameworkConstant("memory_format", leaf["format"])
     if kind == "slice" and isinstance(value, list) and len(value) == 3:
         return slice(*(part if type(part) is int else None for part in value))
     if kind == "ellipsis":

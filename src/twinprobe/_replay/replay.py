@@ -21,7 +21,7 @@ from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.origin import SUSPICIOUS, Isolated
 from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound, with_slots
 from twinprobe._replay.recorded import ROOM, Call, CannotReplay, Slot, backward_of, mapped, read_calls, slots_in
-from twinprobe._runs.dtypes import EPSILON
+from twinprobe._runs.dtypes import EPSILON, dtype_name
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import OUTPUT, TENSOR
@@ -254,14 +254,14 @@ class SideReplay:
                 moved = self._moved(value, wanted)[part][index]
                 error = _error(value, made, self.expected.get(name, np.nan), *runs, moved=moved)
             error = replace(error, devices_eps=dict(zip(others, error.devices_eps.values(), strict=True)))
-            errors[name] = str(value.dtype).rpartition(".")[2], list(value.shape), error
+            errors[name] = dtype_name(value.dtype), list(value.shape), error
         return errors
 
     def _moved(self, value: Any, backward: bool) -> tuple[list[Any], list[Any]]:
         """The reference from inputs that are changed by half a unit in the last place of the value's dtype."""
         import torch
 
-        epsilon = EPSILON.get(str(value.dtype).rpartition(".")[2], 2.0**-52)
+        epsilon = EPSILON.get(dtype_name(value.dtype), 2.0**-52)
         random = torch.Generator().manual_seed(0)
 
         def move(slot: Slot) -> Slot:
@@ -317,7 +317,7 @@ def _join_equal(call: Call) -> None:
 
 def _error(recorded: Any, reference: Any, expected: float, *runs: Any, moved: Any = None) -> Error:
     """``runs``: what this machine makes of it, its processor first; ``moved``: from inputs that are moved a little."""
-    epsilon = EPSILON.get(str(recorded.dtype).rpartition(".")[2], 2.0**-52)
+    epsilon = EPSILON.get(dtype_name(recorded.dtype), 2.0**-52)
     whole, worst, norm, rows = distance(recorded, reference)
     others = [distance(run.to(recorded.dtype), reference) if run is not None else None for run in runs]
     here = others[0] if others else None
@@ -384,7 +384,7 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     pairs = _beside_itself(table)
     flow = trace(run, pairs)
     tensor = (pairs["t_kind"] == TENSOR).to_numpy()
-    epsilon = np.array([EPSILON.get(str(name or "").rpartition(".")[2].lower(), 0.0) for name in pairs["t_dtype"]])
+    epsilon = np.array([EPSILON.get(dtype_name(name or ""), 0.0) for name in pairs["t_dtype"]])
     nothing = np.zeros(pairs.height)
     noise = expected_errors(pairs, flow, nothing, np.where(tensor, epsilon, 0.0), estimated=nothing.astype(bool),
                             settings=run.settings)  # fmt: skip

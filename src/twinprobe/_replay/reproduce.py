@@ -13,11 +13,11 @@ import numpy as np
 from twinprobe._judge.origin import SUSPICIOUS
 from twinprobe._judge.tensor_kinds import tensor_kinds
 from twinprobe._replay.functions import Bound, paths_of, run_bound, with_slots
-from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, slots_in
+from twinprobe._replay.recorded import Call, CannotReplay, FrameworkConstant, Slot, mapped, slots_in
 from twinprobe._replay.replay import Error, Replay, SideReplay, distance, replay_pair
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._runs.dtypes import EPSILON
+from twinprobe._runs.dtypes import EPSILON, dtype_name
 from twinprobe._runs.tensors.containers import SAFETENSORS, safetensors_bytes
 from twinprobe._runs.tensors.foreign import host_tensor
 from twinprobe.errors import BadInput
@@ -92,7 +92,7 @@ class _Case:
 
     @property
     def epsilon(self) -> float:
-        return EPSILON[str(self.recorded.dtype).rpartition(".")[2]]
+        return EPSILON[dtype_name(self.recorded.dtype)]
 
     def slots(self) -> list[Slot]:
         """Every tensor that the call takes, once."""
@@ -210,7 +210,7 @@ def safetensors(tensors: dict[str, Any]) -> bytes:
     held = {}
     # The widest first: then each begins at a multiple of its width.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
-        kind = str(tensor.dtype).rpartition(".")[2]
+        kind = dtype_name(tensor.dtype)
         if not tensor.numel():
             raise CannotReplay(f"{name} has no elements")
         if kind not in _CODES:
@@ -304,8 +304,8 @@ def _script(case: _Case, names: list[tuple[Slot, str]], replayed: Replay, who: s
         lines.append(f"return grads[{leaves.index(floats[case.index])}]")
     else:
         lines.append(f"return {written}{paths[case.index]}")
-    kind = str(case.recorded.dtype).rpartition(".")[2]
-    codes = {_CODES[str(slot.value.dtype).rpartition(".")[2]]: str(slot.value.dtype) for slot, _ in names}
+    kind = dtype_name(case.recorded.dtype)
+    codes = {_CODES[dtype_name(slot.value.dtype)]: str(slot.value.dtype) for slot, _ in names}
     codes[_CODES[kind]] = str(case.recorded.dtype)
     reference = case.value(reference=True)
     healthy = _eps(case, case.value(reference=False).to(case.recorded.dtype), reference)
@@ -334,7 +334,7 @@ def _literal(value: Any, inner: Any) -> str:  # noqa: PLR0911  one return for ea
         return f"[{items}]" if isinstance(value, list) else f"({items},)"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{str(key)!r}: {inner(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, Word):
+    if isinstance(value, FrameworkConstant):
         if value.kind == "device":
             return "device"
         name = f"torch.{value.text.rpartition('.')[2]}"
@@ -354,7 +354,7 @@ def _result(case: _Case) -> Any:
         return leaf.value.clone() if isinstance(leaf, Slot) else leaf
 
     plain = mapped([*case.bound.args], argument)
-    if any(isinstance(leaf, Word) for leaf in (*plain, *case.bound.kwargs.values())):
+    if any(isinstance(leaf, FrameworkConstant) for leaf in (*plain, *case.bound.kwargs.values())):
         return torch.empty(0)  # a cast gives one tensor
     with torch.no_grad():
         return case.bound.function.run(*plain, **mapped(case.bound.kwargs, argument))
@@ -362,7 +362,7 @@ def _result(case: _Case) -> Any:
 
 def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, worst: str) -> str:
     reference = case.value(reference=True)
-    kind = str(case.recorded.dtype).rpartition(".")[2]
+    kind = dtype_name(case.recorded.dtype)
     settings = call.run.settings
     function = case.bound.function.written
     off = _eps(case, case.recorded, reference)
@@ -396,9 +396,7 @@ def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, wo
             if value.numel() and not value.is_complex()
             else ["", ""]
         )
-        lines.append(
-            f"| {name} | {str(value.dtype).rpartition('.')[2]} | {list(value.shape)} | {ends[0]} | {ends[1]} |"
-        )
+        lines.append(f"| {name} | {dtype_name(value.dtype)} | {list(value.shape)} | {ends[0]} | {ends[1]} |")
     if len(arrays) == 2 and arrays[0].size:
         lines += ["", "| element | recorded | float64 |", "| --- | --- | --- |"]
         with np.errstate(invalid="ignore"):

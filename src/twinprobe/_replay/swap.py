@@ -101,13 +101,13 @@ def _giving(path: str, own: Any, recorded: Recorded) -> Any:
         calls += 1
         for place, value in zip(places, values, strict=True):
             leaf = leaves[place]
-            leaves[place] = _Instead.apply(leaf, value.to(device=leaf.device, dtype=leaf.dtype))
+            leaves[place] = _WithGradientOf.apply(leaf, value.to(device=leaf.device, dtype=leaf.dtype))
         return tree_unflatten(leaves, shape)
 
     return forward
 
 
-class _Instead(torch.autograd.Function):  # type: ignore[misc]
+class _WithGradientOf(torch.autograd.Function):  # type: ignore[misc]
     """The second value with the gradient of the first."""
 
     @staticmethod

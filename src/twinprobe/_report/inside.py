@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from twinprobe._judge.tensor_kinds import tensor_kinds
-from twinprobe._measure.blocks import QUANTILES, Cut, block_summary, usual_cut
+from twinprobe._measure.blocks import QUANTILES, TensorSlice, block_summary, usual_cut
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.run import TENSOR_FOLDER
@@ -41,7 +41,7 @@ _DRAWN = ("factor", "offset", "axis", "by", "indices", "rows", "order", "side")
 
 
 def picture(
-    folders: Sequence[Path], names: Sequence[str], cut: Cut | None = None, *, most: tuple[int, int] = (24, 36)
+    folders: Sequence[Path], names: Sequence[str], cut: TensorSlice | None = None, *, most: tuple[int, int] = (24, 36)
 ) -> dict[str, Any]:
     """What is inside two tensors of two dumps, and which kind of difference it is; BadInput says why there is none."""
     target, golden = (open_named(folder, name) for folder, name in zip(folders, names, strict=True))
@@ -59,11 +59,12 @@ def _views(target: HostTensor, golden: HostTensor, whole: dict[str, Any]) -> Ite
     shape, chosen = whole["shape"], {whole["rows"], whole["columns"]}
     every = tuple((0, size) for size in shape)
     long = [axis for axis, size in enumerate(shape) if size > 1]
-    cuts = [Cut(*pair, every) for pair in combinations(long[-4:], 2) if set(pair) != chosen]
+    cuts = [TensorSlice(*pair, every) for pair in combinations(long[-4:], 2) if set(pair) != chosen]
     for axis in (candidate for candidate in long if candidate not in chosen):
         edges = [part * shape[axis] // min(_PLACES, shape[axis]) for part in range(min(_PLACES, shape[axis]) + 1)]
         cuts += [
-            Cut(whole["rows"], whole["columns"], (*every[:axis], span, *every[axis + 1 :])) for span in pairwise(edges)
+            TensorSlice(whole["rows"], whole["columns"], (*every[:axis], span, *every[axis + 1 :]))
+            for span in pairwise(edges)
         ]
     for cut in cuts:
         view = block_summary(target, golden, cut, most=_VIEW)

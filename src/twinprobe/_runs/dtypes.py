@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -58,6 +59,12 @@ NARROW_FLOATS = frozenset(name for name in DTYPES if "float" in name) - {"float6
 SYNONYMS = {
     "half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32", "bool_": "bool",
 }  # fmt: skip
+
+
+@cache
+def dtype_name(dtype: object) -> str:
+    """``float32`` for torch.float32, paddle.float32, Float32 and numpy's own, given as a dtype or as a text."""
+    return str(dtype).rpartition(".")[2].lower()
 
 
 def small_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> NDArray[np.float64]:

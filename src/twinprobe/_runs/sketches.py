@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.dtypes import COMPLEX, DTYPES, INTEGERS, SYNONYMS
+from twinprobe._runs.dtypes import COMPLEX, DTYPES, INTEGERS, SYNONYMS, dtype_name
 from twinprobe._runs.json_pieces import FileBlocks
 from twinprobe._runs.table import TENSOR
 from twinprobe.errors import BadInput
@@ -278,7 +278,7 @@ def fitted(path: Path, rows: Rows, index: NDArray[np.uint32], table: pl.DataFram
 
 def _kind_of(dtype: str | None) -> int:
     """The flags that tensors of this dtype have; -1 where that is not known."""
-    name = (dtype or "").rpartition(".")[2].lower()
+    name = dtype_name(dtype or "")
     name = SYNONYMS.get(name, name)
     if name not in DTYPES:
         return -1

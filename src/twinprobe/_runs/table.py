@@ -443,7 +443,7 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
     builder = TableBuilder()
     ops: dict[str, int] = {}
     skipped, first_skipped = 0, ""
-    room = _Room(entries.size)
+    room = _ValueBudget(entries.size)
     for name, entry in entries:
         if not single_points and DIRECTIONS.isdisjoint(name.rsplit(".", 2)[-2:]):
             skipped, first_skipped = skipped + 1, first_skipped or name
@@ -481,7 +481,7 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
     return list(ops), builder.build(), notes
 
 
-class _Room:
+class _ValueBudget:
     """How many values a file may still have, and what they may cost; ValueError when there is nothing left."""
 
     __slots__ = ("_left", "_names", "_values")

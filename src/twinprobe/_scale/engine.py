@@ -41,7 +41,7 @@ THREAD_VARIABLES = ("POLARS_MAX_THREADS", "TWINPROBE_THREADS")
 
 
 @dataclass(frozen=True)
-class Good:
+class Done:
     """A piece of work was done."""
 
     value: Any
@@ -55,7 +55,7 @@ class Failed:
     again: bool
 
 
-Outcome = Good | Failed
+Outcome = Done | Failed
 
 
 class Engine(Protocol):
@@ -120,14 +120,14 @@ class Stream(AbstractContextManager["Stream"]):
                     self._waiting.append(ticket)  # at the end: what was wrong may have passed by then
                     continue
                 del self._pieces[ticket]
-                yield ticket, outcome.value if isinstance(outcome, Good) else _reported(outcome, piece)
+                yield ticket, outcome.value if isinstance(outcome, Done) else _reported(outcome, piece)
         check()
 
 
 def carry_out(function: Callable[[Any], Any], item: Any) -> Outcome:
     """Do a piece of work, wherever this is; whatever is wrong with it becomes a value that can travel."""
     try:
-        return Good(function(item))
+        return Done(function(item))
     except TwinProbeError as error:
         # Whether the system failed and not the input: a file server may answer the next time.
         cause, again = error.__cause__, False

@@ -15,7 +15,7 @@ from werkzeug.wrappers import Request, Response
 from twinprobe._graph.read.open import IndexingError
 from twinprobe._report.html import SHARED
 from twinprobe._runs.whole_files import in_proportion
-from twinprobe._view.answers import QUESTIONS, Question, Workspace, change, files
+from twinprobe._view.answers import QUESTIONS, RequestArguments, Workspace, change, files
 from twinprobe.errors import TwinProbeError
 
 STATIC = Path(__file__).with_name("static")
@@ -62,9 +62,9 @@ class ViewApp:
                 return _json({"error": {"what": "there is no such question"}}, 404)
             if name == "files":
                 return _json(files(self._workspace))
-            asked = Question(request.args)
-            with self._workspace.scene(asked) as scene:
-                return _json(QUESTIONS[name](self._workspace, scene, asked))
+            arguments = RequestArguments(request.args)
+            with self._workspace.view(arguments) as view:
+                return _json(QUESTIONS[name](self._workspace, view, arguments))
         except IndexingError as error:
             return _json({"indexing": error.done}, 202)
         except TwinProbeError as error:

@@ -17,9 +17,9 @@ from twinprobe._graph.read.db import GOLDEN, TARGET
 from twinprobe._graph.read.open import IndexingError
 from twinprobe._report.files import replacing
 from twinprobe._report.html import SHARED, digest
-from twinprobe._view.answers import Question, Workspace, first, open_file
+from twinprobe._view.answers import RequestArguments, Workspace, first, open_file
 from twinprobe._view.app import STATIC
-from twinprobe._view.nodes import Scene, sibling_edges
+from twinprobe._view.nodes import GraphView, sibling_edges
 from twinprobe._view.overview import facts, growth
 from twinprobe.errors import BadInput
 
@@ -98,24 +98,24 @@ def export_page(place: Path, target: Path, *, step: int | None = None, rank: int
 
 def _open(workspace: Workspace, start: dict[str, str]) -> dict[str, Any]:
     while True:
-        asked = Question(start)
+        arguments = RequestArguments(start)
         try:
-            with workspace.scene(asked) as scene:
-                return open_file(workspace, scene, asked)
+            with workspace.view(arguments) as view:
+                return open_file(workspace, view, arguments)
         except IndexingError:
             continue  # opening waits a second each time
 
 
 def _graph(workspace: Workspace, key: dict[str, str]) -> tuple[dict[str, Any], int, int]:
-    asked = Question(key)
+    arguments = RequestArguments(key)
     try:
-        with workspace.scene(asked) as scene:
-            wanted = _wanted(workspace, scene, asked)
+        with workspace.view(arguments) as view:
+            wanted = _wanted(workspace, view, arguments)
             stacks: dict[str, int] = {}
-            found = {side: _side(scene, side, wanted[side], stacks) for side in scene.sides}
-            total = sum(len(workspace.overview(scene, side).order) for side in scene.sides)
-            graph = {"step": scene.step, "rank": scene.rank, **first(workspace, scene, asked),
-                     "growth": growth(scene.graph), "stacks": list(stacks), **found}  # fmt: skip
+            found = {side: _side(view, side, wanted[side], stacks) for side in view.sides}
+            total = sum(len(workspace.overview(view, side).order) for side in view.sides)
+            graph = {"step": view.step, "rank": view.rank, **first(workspace, view, arguments),
+                     "growth": growth(view.graph), "stacks": list(stacks), **found}  # fmt: skip
             return graph, sum(len(part["nodes"]) for part in found.values()), total
     except IndexingError:
         return _graph(workspace, key)
@@ -123,63 +123,63 @@ def _graph(workspace: Workspace, key: dict[str, str]) -> tuple[dict[str, Any], i
         return {"step": int(key["step"]), "rank": int(key["rank"]), "missing": True}, 0, 0
 
 
-def _wanted(workspace: Workspace, scene: Scene, asked: Question) -> dict[str, set[int] | None]:
+def _wanted(workspace: Workspace, view: GraphView, arguments: RequestArguments) -> dict[str, set[int] | None]:
     """Places in the order to keep, None for all: what is near a finding or near the top."""
-    overviews = {side: workspace.overview(scene, side) for side in scene.sides}
+    overviews = {side: workspace.overview(view, side) for side in view.sides}
     wanted: dict[str, set[int] | None] = {
         side: None if len(overview.order) <= _MOST_PER_SIDE else set() for side, overview in overviews.items()
     }
-    marked = overviews[TARGET].order[workspace.suspicious(scene, asked)][:_FINDINGS].tolist()
-    known = first(workspace, scene, asked)["first"]
+    marked = overviews[TARGET].order[workspace.suspicious(view, arguments)][:_FINDINGS].tolist()
+    known = first(workspace, view, arguments)["first"]
     names = [known["name"]] if known else []
-    names += [row["node_name"] for row in scene.graph.by_order(TARGET, marked)]
+    names += [row["node_name"] for row in view.graph.by_order(TARGET, marked)]
     for side, kept in wanted.items():
         if kept is None:
             continue
-        root = scene.graph.root(side)
+        root = view.graph.root(side)
         if root:
             kept |= {root["node_order"]}
-            kept |= {row["node_order"] for row in scene.graph.children(side, root["node_name"], 0, _AT_TOP, None)}
+            kept |= {row["node_order"] for row in view.graph.children(side, root["node_name"], 0, _AT_TOP, None)}
         for name in names:
-            row = scene.graph.node(TARGET, name)
-            here = name if side == TARGET else scene.partner(TARGET, row) if row else None
+            row = view.graph.node(TARGET, name)
+            here = name if side == TARGET else view.partner(TARGET, row) if row else None
             if here and len(kept) < _MOST_PER_SIDE:
-                _around(scene, side, here, kept)
+                _around(view, side, here, kept)
     return wanted
 
 
-def _around(scene: Scene, side: str, name: str, kept: set[int]) -> None:
-    path = scene.path(side, name)
+def _around(view: GraphView, side: str, name: str, kept: set[int]) -> None:
+    path = view.path(side, name)
     kept |= {row["node_order"] for row in path}
     for parent, child in pairwise(path):
-        place = scene.graph.child_count(side, parent["node_name"], before=child["node_order"])
-        beside = scene.graph.children(side, parent["node_name"], max(0, place - _BESIDE // 2), _BESIDE, None)
+        place = view.graph.child_count(side, parent["node_name"], before=child["node_order"])
+        beside = view.graph.children(side, parent["node_name"], max(0, place - _BESIDE // 2), _BESIDE, None)
         kept |= {row["node_order"] for row in beside}
 
 
-def _side(scene: Scene, side: str, wanted: set[int] | None, stacks: dict[str, int]) -> dict[str, Any]:
-    root = scene.graph.root(side)
+def _side(view: GraphView, side: str, wanted: set[int] | None, stacks: dict[str, int]) -> dict[str, Any]:
+    root = view.graph.root(side)
     if root is None:
         return {"nodes": [], "edges": {}}
-    nodes, edges = [_packed(scene, side, root["node_name"], stacks)], {}
+    nodes, edges = [_packed(view, side, root["node_name"], stacks)], {}
     waiting = [root["node_name"]]
     while waiting:
         parent = waiting.pop()
-        rows = scene.graph.children(side, parent, 0, 1 << 30, None)
+        rows = view.graph.children(side, parent, 0, 1 << 30, None)
         kept = [row for row in rows if wanted is None or row["node_order"] in wanted]
-        nodes += [_packed(scene, side, row["node_name"], stacks) for row in kept]
-        flow = sibling_edges(scene.graph.tensors(side, parent, 0, 1000, None)) if kept else []
+        nodes += [_packed(view, side, row["node_name"], stacks) for row in kept]
+        flow = sibling_edges(view.graph.tensors(side, parent, 0, 1000, None)) if kept else []
         if flow:
             edges[parent] = flow
         waiting += [row["node_name"] for row in kept if not row["leaf"]]
     return {"nodes": nodes, "edges": edges}
 
 
-def _packed(scene: Scene, side: str, name: str, stacks: dict[str, int]) -> dict[str, Any]:
-    detail = scene.detail(side, name)
+def _packed(view: GraphView, side: str, name: str, stacks: dict[str, int]) -> dict[str, Any]:
+    detail = view.detail(side, name)
     node: dict[str, Any] = detail[side]
     node["stack"] = stacks.setdefault("\n\0".join(node["stack"]), len(stacks))
-    if side == TARGET and scene.config.compared:
+    if side == TARGET and view.config.compared:
         node["facts"] = facts(node, detail[GOLDEN])
     return node
 

@@ -202,7 +202,7 @@ _DEEPEST = 200
 
 
 @dataclass(frozen=True)
-class Scene:
+class GraphView:
     """One graph as one request sees it: the file, the hand-made matches, the micro step and the metric in use."""
 
     source: Source

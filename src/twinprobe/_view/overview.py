@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinprobe._graph.read.db import TARGET, Config, Graph
-from twinprobe._view.nodes import OWN_ERROR, Scene, badness, bands, level_of, worst_in
+from twinprobe._view.nodes import OWN_ERROR, GraphView, badness, bands, level_of, worst_in
 
 Floats = npt.NDArray[np.float32]
 Orders = npt.NDArray[np.int64]
@@ -227,24 +227,24 @@ _AMPLIFIED = 10
 _TOLD = ("NormRelativeErr", "Cosine", "MaxRelativeErr")
 
 
-def first_known(scene: Scene) -> dict[str, Any] | None:
+def first_known(view: GraphView) -> dict[str, Any] | None:
     """The first divergence as a file of ours tells it; None if the file does not know."""
-    summary = scene.config.summary.get((scene.step, scene.rank), {})
+    summary = view.config.summary.get((view.step, view.rank), {})
     if not summary.get("first_node"):
         return None
-    node = scene.graph.node(TARGET, summary["first_node"])
+    node = view.graph.node(TARGET, summary["first_node"])
     sentence, stack = summary.get("first_sentence", ""), summary.get("first_stack", "")
-    return _report(scene, node["node_name"], sentence, stack) if node is not None else None
+    return _report(view, node["node_name"], sentence, stack) if node is not None else None
 
 
-def first_of(scene: Scene, places: Orders) -> dict[str, Any] | None:
+def first_of(view: GraphView, places: Orders) -> dict[str, Any] | None:
     """The first of the suspicious nodes in execution order."""
-    rows = scene.graph.by_order(TARGET, [int(places[0])]) if len(places) else []
-    return _report(scene, rows[0]["node_name"], "") if rows else None
+    rows = view.graph.by_order(TARGET, [int(places[0])]) if len(places) else []
+    return _report(view, rows[0]["node_name"], "") if rows else None
 
 
-def _report(scene: Scene, name: str, sentence: str, stack: str = "") -> dict[str, Any]:
-    detail = scene.detail(TARGET, name)
+def _report(view: GraphView, name: str, sentence: str, stack: str = "") -> dict[str, Any]:
+    detail = view.detail(TARGET, name)
     target, golden = detail["target"], detail["golden"]
     shown = {key: target.get(key) for key in ("name", "order", "level", "origin", "verdict", "error", "match")}
     return {**shown, "parent": target["parent"], "sentence": sentence, "stack": stack, **facts(target, golden)}

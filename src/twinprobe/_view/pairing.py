@@ -10,28 +10,28 @@ import yaml
 
 from twinprobe._graph.read.db import GOLDEN, TARGET, last_link
 from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
-from twinprobe._view.nodes import Matches, Scene
+from twinprobe._view.nodes import GraphView, Matches
 
 _MOST = 200_000
 _ALL = 1 << 40
 
 
-def add_pair(scene: Scene, target: str, golden: str, *, branch: bool) -> Callable[[Matches], None]:
+def add_pair(view: GraphView, target: str, golden: str, *, branch: bool) -> Callable[[Matches], None]:
     """An edit that matches two nodes and, with ``branch``, what is under them and their backward twins."""
     pairs = [(target, golden)]
     if branch:
-        pairs += _under(scene, target, golden)
+        pairs += _under(view, target, golden)
         twins = (_twin(target), _twin(golden))
-        if _both_there(scene, *twins):
-            pairs += [twins, *_under(scene, *twins)]
-    return _adding(scene, pairs)
+        if _both_there(view, *twins):
+            pairs += [twins, *_under(view, *twins)]
+    return _adding(view, pairs)
 
 
-def remove_pair(scene: Scene, target: str, *, branch: bool) -> Callable[[Matches], None]:
+def remove_pair(view: GraphView, target: str, *, branch: bool) -> Callable[[Matches], None]:
     """An edit that parts a node from its partner and, with ``branch``, what is under it."""
     names = [target]
     if branch:
-        names += [row["node_name"] for row in _descendants(scene, TARGET, target)]
+        names += [row["node_name"] for row in _descendants(view, TARGET, target)]
 
     def edit(matches: Matches) -> None:
         for name in names:
@@ -40,41 +40,41 @@ def remove_pair(scene: Scene, target: str, *, branch: bool) -> Callable[[Matches
     return edit
 
 
-def add_all(scene: Scene, pairs: dict[str, str]) -> tuple[Callable[[Matches], None], int]:
+def add_all(view: GraphView, pairs: dict[str, str]) -> tuple[Callable[[Matches], None], int]:
     """An edit for imported pairs, whichever way round each is written, and how many of them fit this graph."""
     fitting: dict[str, str] = {}
     for name, partner in pairs.items():
-        if name not in fitting and _both_there(scene, name, partner):
+        if name not in fitting and _both_there(view, name, partner):
             fitting[name] = partner
-        elif partner not in fitting and _both_there(scene, partner, name):
+        elif partner not in fitting and _both_there(view, partner, name):
             fitting[partner] = name
-    return _adding(scene, fitting.items()), len(fitting)
+    return _adding(view, fitting.items()), len(fitting)
 
 
-def _adding(scene: Scene, pairs: Iterable[tuple[str, str]]) -> Callable[[Matches], None]:
+def _adding(view: GraphView, pairs: Iterable[tuple[str, str]]) -> Callable[[Matches], None]:
     def edit(matches: Matches) -> None:
         for target, golden in pairs:
-            row = scene.graph.node(GOLDEN, golden)
+            row = view.graph.node(GOLDEN, golden)
             matches.add(target, golden, last_link(row["matched_node_link"]) if row else None)
 
     return edit
 
 
-def layer_mapping(scene: Scene) -> str:
+def layer_mapping(view: GraphView) -> str:
     """The hand-made matches of modules as a layer_mapping.yaml, by the class under which each name lives."""
     mapping: dict[str, dict[str, str]] = {}
-    for target, golden in scene.matches.added.items():
+    for target, golden in view.matches.added.items():
         if parse_op(target).is_module and parse_op(golden).is_module:
-            _add_rule(scene, mapping, target, golden)
+            _add_rule(view, mapping, target, golden)
     ordered = {key: mapping[key] for key in sorted(mapping, key=lambda key: (key != "TopLayer", key))}
     return str(yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)) if ordered else "{}\n"
 
 
-def _add_rule(scene: Scene, mapping: dict[str, dict[str, str]], target: str, golden: str) -> None:
-    above = scene.path(TARGET, target)[:-1]
-    beside = {row["node_name"] for row in scene.path(GOLDEN, golden)[:-1]}
+def _add_rule(view: GraphView, mapping: dict[str, dict[str, str]], target: str, golden: str) -> None:
+    above = view.path(TARGET, target)[:-1]
+    beside = {row["node_name"] for row in view.path(GOLDEN, golden)[:-1]}
     for row in reversed(above):
-        mate = scene.partner(TARGET, row)
+        mate = view.partner(TARGET, row)
         if mate in beside or row is above[0]:
             module, partner = parse_op(row["node_name"]), parse_op(mate or "")
             left, right = _relative(target, module.body), _relative(golden, partner.body)
@@ -88,24 +88,24 @@ def _relative(name: str, above: str) -> str:
     return body[len(above) + 1 :] if above and body.startswith(above + ".") else body
 
 
-def _under(scene: Scene, target: str, golden: str) -> Iterator[tuple[str, str]]:
+def _under(view: GraphView, target: str, golden: str) -> Iterator[tuple[str, str]]:
     """Pairs of descendants that carry the same name under their parents, the n-th with the n-th."""
     waiting = [(target, golden)]
     for _ in range(_MOST):
         if not waiting:
             return
         pair = waiting.pop()
-        left, right = (_children(scene, side, name) for side, name in zip((TARGET, GOLDEN), pair, strict=True))
+        left, right = (_children(view, side, name) for side, name in zip((TARGET, GOLDEN), pair, strict=True))
         for key, child in left.items():
             if key in right:
                 yield child, right[key]
                 waiting.append((child, right[key]))
 
 
-def _children(scene: Scene, side: str, parent: str) -> dict[tuple[str, int], str]:
+def _children(view: GraphView, side: str, parent: str) -> dict[tuple[str, int], str]:
     found: dict[tuple[str, int], str] = {}
     seen: Counter[str] = Counter()
-    for row in scene.graph.children(side, parent, 0, _MOST, None):
+    for row in view.graph.children(side, parent, 0, _MOST, None):
         op = parse_op(row["node_name"])
         short = f"{op.prefix}.{_relative(op.text, parse_op(parent).body)}.{op.direction}"
         found[short, seen[short]] = row["node_name"]
@@ -113,12 +113,12 @@ def _children(scene: Scene, side: str, parent: str) -> dict[tuple[str, int], str
     return found
 
 
-def _descendants(scene: Scene, side: str, name: str) -> Iterator[dict[str, Any]]:
+def _descendants(view: GraphView, side: str, name: str) -> Iterator[dict[str, Any]]:
     waiting = [name]
     for _ in range(_MOST):
         if not waiting:
             return
-        for row in scene.graph.children(side, waiting.pop(), 0, _MOST, None):
+        for row in view.graph.children(side, waiting.pop(), 0, _MOST, None):
             yield row
             if not row["leaf"]:
                 waiting.append(row["node_name"])
@@ -130,5 +130,5 @@ def _twin(name: str) -> str:
     return ".".join(swap.get(part, part) if at >= len(parts) - 2 else part for at, part in enumerate(parts))
 
 
-def _both_there(scene: Scene, target: str, golden: str) -> bool:
-    return scene.graph.node(TARGET, target) is not None and scene.graph.node(GOLDEN, golden) is not None
+def _both_there(view: GraphView, target: str, golden: str) -> bool:
+    return view.graph.node(TARGET, target) is not None and view.graph.node(GOLDEN, golden) is not None

@@ -48,7 +48,7 @@ def make(place: Path, *, host: str = "127.0.0.1", port: int | None = None, idle:
     token = "" if is_loopback(host) else secrets.token_urlsafe(18)
     guard = Guard(ViewApp(place), host=host, token=token)
     ports = [port] if port is not None else [*range(_FIRST_PORT, _FIRST_PORT + _PORTS), 0]
-    wsgi = _bind(guard, host, ports, type("Handler", (_Quiet,), {"timeout": idle}))
+    wsgi = _bind(guard, host, ports, type("Handler", (_QuietHandler,), {"timeout": idle}))
     guard.port = wsgi.server_port
     shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     return Server(f"http://{shown}:{wsgi.server_port}/" + (f"?token={token}" if token else ""), token, wsgi)
@@ -102,7 +102,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-class _Quiet(WSGIRequestHandler):
+class _QuietHandler(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:
         pass
 

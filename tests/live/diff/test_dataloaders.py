@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._live.differ import check_dataloader
+from twinprobe._live.checks import check_dataloader
 from twinprobe.errors import NothingToCompare
 
 

@@ -16,8 +16,7 @@ from torch import nn
 from torch_pairs import Chain, numbers
 
 import twinprobe
-from twinprobe._live.differ import auto_diff
-from twinprobe._live.options import read_options
+from twinprobe._live.auto_diff import auto_diff, read_options
 from warm_python import run_warm
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,7 @@ from torch import nn
 from torch_pairs import Chain, numbers
 
 from twinprobe import auto_diff
-from twinprobe._record.memory.recorders import aliases
+from twinprobe._record.memory.engine import aliases
 
 X = numbers(4, 8)
 Write = Callable[[torch.Tensor], torch.Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch_pairs import Chain, Residual, numbers
 
-from twinprobe._live.differ import check_report
+from twinprobe._live.checks import check_report
 from twinprobe._runs.run import open_run
 from twinprobe.torch import record
 

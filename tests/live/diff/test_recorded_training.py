@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_pairs import Chain, numbers
 
 from twinprobe import auto_diff
-from twinprobe._live.differ import check_grads, check_report, check_weights
+from twinprobe._live.checks import check_grads, check_report, check_weights
 from twinprobe.errors import BadInput
 from twinprobe.torch import record
 

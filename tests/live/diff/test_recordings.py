@@ -14,7 +14,7 @@ from torch import nn
 from torch_pairs import Chain, Wrapped, numbers
 
 from twinprobe import auto_diff
-from twinprobe._live.differ import check_grads, check_params, check_report, check_weights
+from twinprobe._live.checks import check_grads, check_params, check_report, check_weights
 from twinprobe.errors import BadInput
 from twinprobe.torch import record
 
@@ -149,7 +149,7 @@ def test_a_recording_may_be_moved_and_needs_no_framework_to_be_checked(tmp_path:
     program = (
         "import sys\n"
         "for name in ('torch', 'paddle', 'mindspore'): sys.modules[name] = None\n"
-        "from twinprobe._live.differ import check_report\n"
+        "from twinprobe._live.checks import check_report\n"
         "assert check_report(sys.argv[1], sys.argv[2], quiet=True)\n"
     )
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from twinprobe import auto_diff
-from twinprobe._record.memory.recorders import aliases
+from twinprobe._record.memory.engine import aliases
 
 X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
 EASY = {"atol": 1e-5, "rtol": 1e-5, "quiet": True}

@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from twinprobe import auto_diff
-from twinprobe._live.differ import check_report
+from twinprobe._live.checks import check_report
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recorded"))
 from small_net import RUNS, X, paddle_net

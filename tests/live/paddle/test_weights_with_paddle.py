@@ -225,11 +225,11 @@ def test_frozen_zero_biases_are_as_good_as_none() -> None:
 
 def test_a_rule_of_your_own_between_frameworks() -> None:
     calls = []
-    before = list(matching._RULES)
+    before = list(matching.USER_RULES)
     try:
         add_special_init("OwnLinear", "Linear", lambda layer, module: calls.append((layer, module)))
         layer, module = OwnLinear(3, 3), nn.Linear(3, 3)
         copy_aligned(layer, module, [("", "")])
     finally:
-        matching._RULES[:] = before
+        matching.USER_RULES[:] = before
     assert calls == [(layer, module)]

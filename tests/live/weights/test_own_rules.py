@@ -17,9 +17,9 @@ from twinprobe.errors import BadInput
 
 @pytest.fixture(autouse=True)
 def _forget_rules() -> Iterator[None]:
-    before = list(matching._RULES)
+    before = list(matching.USER_RULES)
     yield
-    matching._RULES[:] = before
+    matching.USER_RULES[:] = before
 
 
 class Doubled(nn.Module):

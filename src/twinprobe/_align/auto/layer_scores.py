@@ -275,7 +275,7 @@ WIDEST = 640  # of a band through a large scope
 _TABLE = 1_000_000
 
 
-class SortCells:
+class KindCells:
     """How well the sorts of two calls fit: each two sorts that meet in a cell asked for are looked at once."""
 
     def __init__(self, target: Sequence[int], golden: Sequence[int], fit: Callable[[int, int], float]) -> None:

@@ -12,13 +12,11 @@ import numpy as np
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree, same_values
-from twinprobe._align.auto.other_ways import RULE as OTHER_WAY
-from twinprobe._align.auto.other_ways import other_ways, same_but_rounding
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
 from twinprobe._align.auto.rule_calls import WHOLE
 from twinprobe._align.auto.rule_layers import STACK_RULE, stacked_rows
 from twinprobe._align.calls import Head, Side, dims
-from twinprobe._align.groups import PART, Flow, backward_rows, group_rows
+from twinprobe._align.flow import OTHER_WAY, PART, Flow, backward_rows, group_rows, other_ways, same_but_rounding
 from twinprobe._align.links import MEANING, MERGED, NONE, Board, CallGroup, Groups, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.rows import pairs_of, part_rows

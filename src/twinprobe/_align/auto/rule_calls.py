@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
 from twinprobe._align.auto.fingerprints import ValueCells, same_values
-from twinprobe._align.auto.layer_scores import NEVER, WIDEST, SortCells, distinct, kinds_fit, like_sizes, names_fit
+from twinprobe._align.auto.layer_scores import NEVER, WIDEST, KindCells, distinct, kinds_fit, like_sizes, names_fit
 from twinprobe._align.auto.sequence import (
     MOST,
     Ints,
@@ -27,7 +27,7 @@ from twinprobe._align.auto.tree import Facts
 from twinprobe._align.auto.words import function_of, unnumbered
 from twinprobe._align.auto.workspace import Link, Piece, Workspace, pieces, sure
 from twinprobe._align.calls import Shape
-from twinprobe._align.groups import Flow, group_rows, where_values_meet
+from twinprobe._align.flow import Flow, group_rows, where_values_meet
 from twinprobe._align.links import NONE
 
 # How well two calls fit that stand at the same place: APIs of one family, modules of one function, or one of each.
@@ -38,7 +38,7 @@ _EQUAL_OUTPUT, _EQUAL_INPUT = 2.0, 1.0
 _LIKE = {"softmax": "softmax", "log_softmax": "log_softmax", "swish": "silu"}
 
 
-class Sort:
+class CallKind:
     """What kind of call a node is, apart from its values: equal sorts are looked at once."""
 
     __slots__ = ("cls", "functions", "inputs", "is_module", "outputs", "path", "text")
@@ -58,16 +58,16 @@ class Sort:
         self.text = (self.is_module, self.cls, self.path, self.functions, self.inputs, self.outputs)
 
 
-def sort_of(facts: Facts, node: int, known: dict[object, int], sorts: list[Sort], *, sized: bool) -> int:
+def sort_of(facts: Facts, node: int, known: dict[object, int], sorts: list[CallKind], *, sized: bool) -> int:
     """A number for the node's sort; where sizes do not meet, without them."""
-    sort = Sort(facts, node, sized=sized)
+    sort = CallKind(facts, node, sized=sized)
     number = known.setdefault(sort.text, len(sorts))
     if number == len(sorts):
         sorts.append(sort)
     return number
 
 
-def fit(one: Sort, other: Sort) -> float:
+def fit(one: CallKind, other: CallKind) -> float:
     """What names, classes and sizes say about two calls."""
     if one.is_module and other.is_module:
         score = kinds_fit(one.cls, other.cls) + names_fit(one.path, one.cls, other.path, other.cls)
@@ -77,7 +77,7 @@ def fit(one: Sort, other: Sort) -> float:
     return _FAMILY + _sizes(one, other) - _DOUBT
 
 
-def _sizes(one: Sort, other: Sort) -> float:
+def _sizes(one: CallKind, other: CallKind) -> float:
     return _one_size(one.outputs, other.outputs) + 0.5 * like_sizes(one.inputs, other.inputs)
 
 
@@ -157,7 +157,7 @@ def link_calls(work: Workspace) -> None:
 class _CallMatcher:
     def __init__(self, work: Workspace) -> None:
         self._work = work
-        self._sorts: list[Sort] = []
+        self._sorts: list[CallKind] = []
         self._numbers: dict[object, int] = {}
         self._sort_of: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._fits: dict[tuple[int, int], float] = {}
@@ -221,7 +221,7 @@ class _CallMatcher:
     def _pair_large(self, piece: Piece, target_sorts: list[int], golden_sorts: list[int]) -> _Found:
         """The same, without a table of all combinations."""
         target, golden = self._work.target, self._work.golden
-        fits = SortCells(target_sorts, golden_sorts, lambda one, other: fit(self._sorts[one], self._sorts[other]))
+        fits = KindCells(target_sorts, golden_sorts, lambda one, other: fit(self._sorts[one], self._sorts[other]))
         values = EqualCells(target, piece.target, golden, piece.golden)
         guess = guess_by_values(target, piece.target, golden, piece.golden)
         guess = guess or guess_by_keys(self._keys(target_sorts), self._keys(golden_sorts), MOST)

@@ -155,7 +155,7 @@ def _parts(units: list[Unit], first: int) -> Iterator[tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class TensorSlot:
     """One tensor of an operator: its place among the recorded inputs or outputs."""
 
     node: OpNode
@@ -167,8 +167,8 @@ class Spot:
 class Link:
     """Tensors that hold the same: one each, or a list whose concatenation is the other side's."""
 
-    target: tuple[Spot, ...]
-    golden: tuple[Spot, ...]
+    target: tuple[TensorSlot, ...]
+    golden: tuple[TensorSlot, ...]
     rule: str
 
 
@@ -207,14 +207,16 @@ class Region:
     # -- single rules -------------------------------------------------------------------------------------------------
 
     def _outputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
-        target = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.target)
-        golden = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
+        target = tuple(TensorSlot(sides[0][at].node, OUTPUT, 0) for at in match.target)
+        golden = tuple(TensorSlot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
         self._add(target, golden, match.rule)
         if len(target) == len(golden) == 1:
             more = zip(sides[0][match.target[0]].outputs, sides[1][match.golden[0]].outputs, strict=False)
             for at, (shape, other) in enumerate(more):
                 if at and prod(shape) == prod(other):
-                    self._add((Spot(target[0].node, OUTPUT, at),), (Spot(golden[0].node, OUTPUT, at),), match.rule)
+                    self._add(
+                        (TensorSlot(target[0].node, OUTPUT, at),), (TensorSlot(golden[0].node, OUTPUT, at),), match.rule
+                    )
 
     def _rotary(self, sides: tuple[list[Unit], list[Unit]]) -> None:
         """An engine's rotary operator takes the cosines and sines that a rotary module gives."""
@@ -224,13 +226,13 @@ class Region:
                 for at, shape in enumerate(giver.outputs[:2]):
                     place = at + 2  # after the queries and the keys
                     if place < len(taker.inputs) and prod(taker.inputs[place]) == prod(shape):
-                        spots = Spot(taker.node, INPUT, place), Spot(giver.node, OUTPUT, at)
-                        self._add_on(side, spots[0], spots[1], "cosines and sines")
+                        slots = TensorSlot(taker.node, INPUT, place), TensorSlot(giver.node, OUTPUT, at)
+                        self._add_on(side, slots[0], slots[1], "cosines and sines")
 
     def _inputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
         target, golden = sides[0][match.target[0]], sides[1][match.golden[0]]
         if target.inputs and golden.inputs and prod(target.inputs[0]) == prod(golden.inputs[0]):
-            self._add((Spot(target.node, INPUT, 0),), (Spot(golden.node, INPUT, 0),), match.rule)
+            self._add((TensorSlot(target.node, INPUT, 0),), (TensorSlot(golden.node, INPUT, 0),), match.rule)
 
     def _containers(
         self,
@@ -264,7 +266,7 @@ class Region:
             target_shapes, golden_shapes = self._shapes[0](target)[which], self._shapes[1](golden)[which]
             for at, (shape, other) in enumerate(zip(target_shapes, golden_shapes, strict=False)):
                 if prod(shape) == prod(other):
-                    self._add((Spot(target, io, at),), (Spot(golden, io, at),), "structure")
+                    self._add((TensorSlot(target, io, at),), (TensorSlot(golden, io, at),), "structure")
 
     def _splits(self, matches: list[Match], sides: tuple[list[Unit], list[Unit]]) -> None:
         """The outputs of an operator that cuts a fused projection are the projections of the other side."""
@@ -280,7 +282,10 @@ class Region:
         for at, (shape, part) in enumerate(zip(cutting.outputs, parts, strict=True)):
             if prod(shape) == prod(part.outputs[0]):
                 self._add_on(
-                    side, Spot(cutting.node, OUTPUT, at), Spot(part.node, OUTPUT, 0), "cut of a fused projection"
+                    side,
+                    TensorSlot(cutting.node, OUTPUT, at),
+                    TensorSlot(part.node, OUTPUT, 0),
+                    "cut of a fused projection",
                 )
 
     def chains(self, nodes: list[OpNode], side: int) -> None:
@@ -292,18 +297,18 @@ class Region:
             if last is None or self._output_sizes(side, node) != self._output_sizes(side, last):
                 continue
             for link in [link for link in self._links if self._gives(link, side, last)]:
-                spot = link.target[0] if side == 0 else link.golden[0]
+                slot = link.target[0] if side == 0 else link.golden[0]
                 other = link.golden if side == 0 else link.target
                 if len(other) == 1:
-                    self._add_on(side, Spot(node, OUTPUT, spot.at), other[0], link.rule)
+                    self._add_on(side, TensorSlot(node, OUTPUT, slot.at), other[0], link.rule)
 
     def _output_sizes(self, side: int, node: OpNode) -> list[int]:
         return [prod(shape) for shape in self._shapes[side](node)[1]]
 
     @staticmethod
     def _gives(link: Link, side: int, node: OpNode) -> bool:
-        spots = link.target if side == 0 else link.golden
-        return len(spots) == 1 and spots[0].node is node and spots[0].io == OUTPUT
+        slots = link.target if side == 0 else link.golden
+        return len(slots) == 1 and slots[0].node is node and slots[0].io == OUTPUT
 
     def _ends(self, pairs: list[tuple[OpNode, OpNode]]) -> None:
         """The last operator inside a composite gives what the composite's counterpart gives."""
@@ -319,7 +324,7 @@ class Region:
                     continue
                 shapes, others = self._shapes[side](last)[1], self._shapes[1 - side](other)[1]
                 if shapes and others and len(shapes) == 1 and prod(shapes[0]) == prod(others[0]):
-                    self._add_on(side, Spot(last, OUTPUT, 0), Spot(other, OUTPUT, 0), "end of a layer")
+                    self._add_on(side, TensorSlot(last, OUTPUT, 0), TensorSlot(other, OUTPUT, 0), "end of a layer")
 
     def _feeding(self, matches: list[Match], sides: tuple[list[Unit], list[Unit]]) -> None:
         """An operator without counterpart that feeds a matched one gives what the counterpart takes."""
@@ -336,7 +341,12 @@ class Region:
                 next_at = _consumer(sides[side], at)
                 fed = taker[side].get(next_at) if next_at is not None else None
                 if fed is not None and fed.inputs and prod(fed.inputs[0]) == prod(unit.outputs[0]):
-                    self._add_on(side, Spot(unit.node, OUTPUT, 0), Spot(fed.node, INPUT, 0), "feeds a matched operator")
+                    self._add_on(
+                        side,
+                        TensorSlot(unit.node, OUTPUT, 0),
+                        TensorSlot(fed.node, INPUT, 0),
+                        "feeds a matched operator",
+                    )
 
     def _named(self, target: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> None:
         """Composite operators that the table names, in order, where both sides have equally many."""
@@ -349,36 +359,36 @@ class Region:
                 if not operators or len(operators) != len(modules):
                     continue
                 for (operator, own), (module, other) in zip(operators, modules, strict=True):
-                    spot, counterpart = (
+                    slot, counterpart = (
                         self._spot(side, operator, own.tensor),
                         self._spot(1 - side, module, other.tensor),
                     )
-                    if spot and counterpart and not self._is_linked(side, spot.node, spot.io, spot.at):
-                        self._add_on(side, spot, counterpart, "operator table")
+                    if slot and counterpart and not self._is_linked(side, slot.node, slot.io, slot.at):
+                        self._add_on(side, slot, counterpart, "operator table")
 
-    def _spot(self, side: int, node: OpNode, tensor: str | None) -> Spot | None:
+    def _spot(self, side: int, node: OpNode, tensor: str | None) -> TensorSlot | None:
         inputs, outputs = self._shapes[side](node)
         if tensor is None:
-            return Spot(node, OUTPUT, 0) if outputs else None
+            return TensorSlot(node, OUTPUT, 0) if outputs else None
         io = INPUT if tensor.startswith("in") else OUTPUT
         digits = "".join(letter for letter in tensor if letter.isdecimal())
         at = int(digits[:4] or 0)
-        return Spot(node, io, at) if at < len(inputs if io == INPUT else outputs) else None
+        return TensorSlot(node, io, at) if at < len(inputs if io == INPUT else outputs) else None
 
     # -- bookkeeping --------------------------------------------------------------------------------------------------
 
     def _is_linked(self, side: int, node: OpNode, io: str, at: int) -> bool:
         return (side, id(node), io, at) in self._linked
 
-    def _add_on(self, side: int, spot: Spot, other: Spot, rule: str) -> None:
-        self._add((spot,), (other,), rule) if side == 0 else self._add((other,), (spot,), rule)
+    def _add_on(self, side: int, slot: TensorSlot, other: TensorSlot, rule: str) -> None:
+        self._add((slot,), (other,), rule) if side == 0 else self._add((other,), (slot,), rule)
 
-    def _add(self, target: tuple[Spot, ...], golden: tuple[Spot, ...], rule: str) -> None:
+    def _add(self, target: tuple[TensorSlot, ...], golden: tuple[TensorSlot, ...], rule: str) -> None:
         if any(link.target == target and link.golden == golden for link in self._links):
             return
         self._links.append(Link(target, golden, rule))
-        for side, spots in ((0, target), (1, golden)):
-            self._linked.update((side, id(spot.node), spot.io, spot.at) for spot in spots)
+        for side, slots in ((0, target), (1, golden)):
+            self._linked.update((side, id(slot.node), slot.io, slot.at) for slot in slots)
 
 
 def _leaf_ids(node: OpNode) -> set[int]:

@@ -56,8 +56,8 @@ class Linker:
 def _moved(link: Link, target: dict[int, OpNode], golden: dict[int, OpNode]) -> Link:
     """The same link between the operators of another layer that is built alike."""
     return Link(
-        tuple(replace(spot, node=target[id(spot.node)]) for spot in link.target),
-        tuple(replace(spot, node=golden[id(spot.node)]) for spot in link.golden),
+        tuple(replace(slot, node=target[id(slot.node)]) for slot in link.target),
+        tuple(replace(slot, node=golden[id(slot.node)]) for slot in link.golden),
         link.rule,
     )
 

@@ -11,13 +11,13 @@ from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
-from twinprobe._align.ops.links import Spot
+from twinprobe._align.ops.links import TensorSlot
 from twinprobe._align.ops.operators import Side, match_operators
 from twinprobe._align.ops.regions import Flow, Shapes, in_call_order, regions
 from twinprobe._align.ops.table import OperatorTable, kind_of
 from twinprobe._runs.llm.dump import LlmDump, Token
 from twinprobe._runs.llm.files import ATB, INPUT, OUTPUT, TensorFile
-from twinprobe._runs.llm.statistics import Recorded, recorded_statistics
+from twinprobe._runs.llm.statistics import RecordedTensor, recorded_statistics
 from twinprobe._runs.llm.tree import EXECUTION, ORDER, OpNode
 from twinprobe.errors import DamagedTensor
 
@@ -118,7 +118,7 @@ class OpenedToken:
 
     def _shape(self, file: TensorFile) -> tuple[int, ...]:
         """The shape of a tensor, without its elements."""
-        known: Recorded | None = self._recorded.get(file.file)
+        known: RecordedTensor | None = self._recorded.get(file.file)
         return known.shape if known is not None else self._folder.shape(file)
 
     def _digest(self, file: TensorFile) -> int | None:
@@ -151,12 +151,12 @@ def make_plan(target: OpenedToken, golden: OpenedToken, table: OperatorTable) ->
         if "allreduce" in following.op_type.lower()
     }
 
-    def places(spots: tuple[Spot, ...]) -> tuple[Place, ...]:
-        return tuple((spot.node.folder, spot.io, spot.at) for spot in spots)
+    def places(slots: tuple[TensorSlot, ...]) -> tuple[Place, ...]:
+        return tuple((slot.node.folder, slot.io, slot.at) for slot in slots)
 
     links = []
     for link in matching.links:
-        partial = any(id(spot.node) in after for spot in (*link.target, *link.golden))
+        partial = any(id(slot.node) in after for slot in (*link.target, *link.golden))
         links.append(PlannedLink(places(link.target), places(link.golden), link.rule, partial))
     return Plan(
         calls=_calls(target.tree),

@@ -19,8 +19,8 @@ from twinprobe._measure.llm_metrics import (
     EMPTY,
     NUMBERS,
     SHAPE,
-    Basics,
     LlmMetrics,
+    SideStatistics,
     measure_llm_pair,
     metrics_of,
     numbers_of_rows,
@@ -32,7 +32,7 @@ from twinprobe._runs.llm.files import TokenFolder
 from twinprobe._runs.tensors.small_files import (
     CHUNK,
     DTYPES,
-    Described,
+    ElementLayout,
     LargeFile,
     NotLarge,
     SmallFiles,
@@ -137,7 +137,7 @@ class SmallPairs:
         self._describe(index, m, g)
         return True
 
-    def _describe(self, index: int, target: Described, golden: Described) -> None:
+    def _describe(self, index: int, target: ElementLayout, golden: ElementLayout) -> None:
         dtypes, shapes = self._results.dtypes, self._results.shapes
         dtypes[0][index], dtypes[1][index] = target.shown_dtype, golden.shown_dtype
         shapes[0][index], shapes[1][index] = target.shown_shape, golden.shown_shape
@@ -277,9 +277,9 @@ def _measure_alone(
         side = 0 if files[0] else 1
         tensor = tokens[side].open(files[side][0])
         found = statistics(tensor)
-        sides = [Basics(), Basics()]
+        sides = [SideStatistics(), SideStatistics()]
         if found.mean is not None:
-            sides[side] = Basics(*(float(value or 0) for value in (found.max, found.min, found.mean)))
+            sides[side] = SideStatistics(*(float(value or 0) for value in (found.max, found.min, found.mean)))
         texts = [["", ""], ["", ""]]
         texts[0][side], texts[1][side] = f"torch.{tensor.dtype}", str(list(tensor.shape))
         results.put(index, LlmMetrics("", sides[0], sides[1]), *texts)

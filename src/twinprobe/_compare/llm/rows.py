@@ -12,12 +12,12 @@ from twinprobe._align.links import NONE, RULE, Pairs
 from twinprobe._align.ops.plan import API, LAYER, Call, Place, Plan, plain_files
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile
-from twinprobe._runs.llm.statistics import Recorded
+from twinprobe._runs.llm.statistics import RecordedTensor
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import ABSENT, FLOAT, STATS, Leaf, TableBuilder
 from twinprobe._runs.table import INPUT as TAKEN
 from twinprobe._runs.table import OUTPUT as GIVEN
-from twinprobe._runs.tensors.small_files import Known
+from twinprobe._runs.tensors.small_files import HeaderCache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ class Side(NamedTuple):
     def call(self, row: int) -> Call:
         return self.calls[self.files[row][0]]
 
-    def table(self, recorded: Mapping[str, Recorded]) -> pl.DataFrame:
+    def table(self, recorded: Mapping[str, RecordedTensor]) -> pl.DataFrame:
         """The table of a run, with what was recorded of each file, if anything."""
         import polars as pl
 
@@ -103,7 +103,7 @@ class Rows:
         """The pair table of tensors, of which nothing is known before they are read."""
         return self.pairs(TENSORS, ({}, {}))
 
-    def pairs(self, mode: str, recorded: Sequence[Mapping[str, Recorded]]) -> pl.DataFrame:
+    def pairs(self, mode: str, recorded: Sequence[Mapping[str, RecordedTensor]]) -> pl.DataFrame:
         """Both tables side by side, with what was recorded of each side's files."""
         from pathlib import Path
 
@@ -128,9 +128,9 @@ class Rows:
         return found
 
     @cached_property
-    def described(self) -> tuple[Known, Known]:
+    def described(self) -> tuple[HeaderCache, HeaderCache]:
         """What the files of both sides said of themselves at the last token."""
-        return Known(), Known()
+        return HeaderCache(), HeaderCache()
 
     @cached_property
     def texts(self) -> pl.DataFrame:

@@ -26,7 +26,7 @@ from twinprobe._measure.loops.inference_sums import SMALLEST
 from twinprobe._measure.statistics import stat_differences, statistics
 from twinprobe._runs.llm.files import TensorFile, TokenFolder
 from twinprobe._runs.llm.statistics import STATS as TITLES
-from twinprobe._runs.llm.statistics import Recorded, recorded_statistics
+from twinprobe._runs.llm.statistics import RecordedTensor, recorded_statistics
 from twinprobe._runs.run import STATISTICS, TENSORS
 from twinprobe._runs.table import FLOAT, STATS
 from twinprobe._scale.ledger import Session
@@ -206,7 +206,7 @@ def _compare_statistics(job: TokenJob) -> TokenResult:
     (target_files, golden_files), known = zip(*map(recorded_statistics, tokens), strict=True)
     rows = rows_of(job.plan, target_files, golden_files, job.level)
     faults: dict[int, str] = {}
-    used: tuple[dict[str, Recorded], dict[str, Recorded]] = {}, {}
+    used: tuple[dict[str, RecordedTensor], dict[str, RecordedTensor]] = {}, {}
     for index, row in enumerate(rows.rows):
         for side, files in enumerate(rows.files(index) if row.target and row.golden else ()):
             try:
@@ -247,14 +247,14 @@ def _compare_statistics(job: TokenJob) -> TokenResult:
     return TokenResult(pl.DataFrame(columns), counts)
 
 
-def _recorded(token: TokenFolder, file: TensorFile, known: dict[str, Recorded]) -> Recorded:
+def _recorded(token: TokenFolder, file: TensorFile, known: dict[str, RecordedTensor]) -> RecordedTensor:
     """What was recorded of a tensor; one without statistics is measured."""
     if file.file in known:
         return known[file.file]
     tensor = token.open(file)
     found = statistics(tensor)
     numbers = (found.max, found.min, found.mean, found.norm)
-    return Recorded(tensor.dtype, tensor.shape, tuple(None if one is None else float(one) for one in numbers))
+    return RecordedTensor(tensor.dtype, tensor.shape, tuple(None if one is None else float(one) for one in numbers))
 
 
 # The report: the columns that people know, then what TwinProbe adds.

@@ -16,8 +16,7 @@ import numpy as np
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.calls import ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.memory.engine import MemoryEngine
-from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._record.memory.engine import MemoryEngine, RecorderPool
 from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
@@ -329,13 +328,13 @@ def passed_on(ctx: Any, gradient: Any) -> Any:
     return gradient if replacement is None else ctx.owner.like(ctx.owner.tensor(replacement), gradient)
 
 
+@cache
+def numpy_name(dtype: np.dtype[Any]) -> str:
+    """The name of an array's dtype; numpy makes it anew each time it is asked."""
+    return str(dtype.name)
+
+
 def array_on_host(value: np.ndarray) -> HostTensor:
     """An array as the kernels take it."""
-    name = _names.get(value.dtype)
-    if name is None:
-        name = _names[value.dtype] = value.dtype.name
     flat = value if value.flags.c_contiguous else np.ascontiguousarray(value)
-    return HostTensor(name, value.shape, flat.reshape(-1))
-
-
-_names: dict[np.dtype[Any], str] = {}  # numpy makes a name anew each time it is asked
+    return HostTensor(numpy_name(value.dtype), value.shape, flat.reshape(-1))

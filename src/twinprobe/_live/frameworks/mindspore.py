@@ -25,7 +25,7 @@ from twinprobe._live.frameworks.adapter import (
     replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._record.memory.engine import RecorderPool
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
 from twinprobe._runs.tensors.elements import HostTensor
 

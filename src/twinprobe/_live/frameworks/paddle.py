@@ -19,13 +19,15 @@ from twinprobe._live.frameworks.adapter import (
     NewMask,
     OnGradient,
     calls_around,
+    numpy_name,
     passed_on,
     replaced,
 )
 from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import LeftGradients, RecorderPool, aliases
 from twinprobe._record.memory.paddle import ONLY_HOST, KeepingRecorder
-from twinprobe._record.memory.recorders import LeftGradients, RecorderPool, aliases
+from twinprobe._runs.dtypes import dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
 
 _functional: Any = paddle.nn.functional
@@ -163,7 +165,7 @@ class PaddleAdapter(Adapter):
 
     def dtype(self, tensor: Any) -> str:
         dtype = tensor.dtype
-        return "float32" if dtype is _float32 else _dtype_name(dtype)  # hashing one takes long
+        return "float32" if dtype is _float32 else dtype_name(dtype)  # hashing one takes long
 
     def read(self, tensor: Any) -> Array:
         # NumPy has no bfloat16; Paddle would hand out its bits as integers.
@@ -181,21 +183,11 @@ class PaddleAdapter(Adapter):
         return cast("Array", np.ndarray(shape, dtype, memory))
 
     def write(self, tensor: Any, values: Array) -> None:
-        if _numpy_name(values.dtype) == self.dtype(tensor) and not tensor.is_dist():
+        if numpy_name(values.dtype) == self.dtype(tensor) and not tensor.is_dist():
             tensor.set_value(values)
             return
         with paddle.no_grad():
             tensor.set_value(paddle.to_tensor(values, place=tensor.place).astype(tensor.dtype))
-
-
-@cache
-def _dtype_name(dtype: Any) -> str:
-    return str(dtype).removeprefix("paddle.")
-
-
-@cache
-def _numpy_name(dtype: Any) -> str:
-    return str(dtype.name)  # numpy makes a name anew each time it is asked
 
 
 @cache

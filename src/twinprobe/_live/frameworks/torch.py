@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -23,10 +23,10 @@ from twinprobe._live.frameworks.adapter import (
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._record.memory.engine import RecorderPool
 from twinprobe._record.memory.torch import KeepingRecorder, KeptTensors
 from twinprobe._record.render import Capturer
-from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.dtypes import STORAGE, dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -103,7 +103,7 @@ class TorchAdapter(Adapter):
         if data.is_sparse or data.is_quantized:
             data = data.dequantize() if data.is_quantized else data.to_dense()
         data = data.resolve_conj().resolve_neg().to("cpu").contiguous()
-        name = _dtype_name(data.dtype)
+        name = dtype_name(data.dtype)
         shape = tuple(data.shape)
         flat = data.reshape(-1)
         if np.dtype(STORAGE[name]).name != name:
@@ -229,7 +229,7 @@ class TorchAdapter(Adapter):
         return tuple(tensor.shape)
 
     def dtype(self, tensor: Any) -> str:
-        return _dtype_name(tensor.dtype)
+        return dtype_name(tensor.dtype)
 
     def read(self, tensor: Any) -> Array:
         values = tensor.detach()
@@ -240,11 +240,6 @@ class TorchAdapter(Adapter):
     def write(self, tensor: Any, values: Array) -> None:
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(values))
-
-
-@cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class _Substitute(Substitution, torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy

@@ -11,7 +11,7 @@ from typing import Any
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._live.frameworks.adapter import Adapter, adapter_of
-from twinprobe._live.live_run import Values
+from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of, outside
 from twinprobe._record.rows import Row
 from twinprobe._runs.names import FORWARD, parse_op
@@ -102,7 +102,7 @@ Pair = tuple[str, str]
 
 
 def pair_by_flow(
-    target: LayerTree, source: LayerTree, target_run: Values, source_run: Values, pairs: list[Pair]
+    target: LayerTree, source: LayerTree, target_run: LiveRun, source_run: LiveRun, pairs: list[Pair]
 ) -> None:
     """Add every layer that no rule has paired and whose input comes from a paired layer, until none is left."""
     feeds = _feeding(target, target_run), _feeding(source, source_run)
@@ -128,7 +128,7 @@ def pair_by_flow(
         pairs += fresh
 
 
-def _feeding(tree: LayerTree, run: Values) -> dict[str, set[str]]:
+def _feeding(tree: LayerTree, run: LiveRun) -> dict[str, set[str]]:
     """For each layer that holds weights: the layers whose result it takes as it is."""
     made: dict[Row, str] = {}
     taken: dict[str, set[Row]] = defaultdict(set)
@@ -211,7 +211,7 @@ def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run
     aligned = [pair for pair in dict.fromkeys(aligned) if pair[0] in target.weights and pair[1] in source.weights]
     pairs = list(known) + [pair for pair in aligned if bool(target.weights[pair[0]]) == bool(source.weights[pair[1]])]
     _unfold(target, source, [pair for pair in aligned if pair not in pairs], pairs)
-    if isinstance(target_run, Values) and isinstance(source_run, Values):
+    if isinstance(target_run, LiveRun) and isinstance(source_run, LiveRun):
         pair_by_flow(target, source, target_run, source_run, pairs)
     _by_looks(target, source, pairs)
     if target.weights.get("") and source.weights.get(""):

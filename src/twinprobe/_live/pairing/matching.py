@@ -11,7 +11,7 @@ from twinprobe._align.calls import MINDSPORE, Head, Side
 from twinprobe._align.links import NONE, Board, modules_meet, needs_help
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import fit_shapes, pairs_of
-from twinprobe._live.live_run import Values
+from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
@@ -44,7 +44,7 @@ class Matches:
 
 
 def match_runs(
-    raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
+    raw: LiveRun, base: LiveRun, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
 ) -> Matches:
     """Pair the inputs and outputs of two recorded models."""
     equal = _match_equal_runs(raw, base) if layer_map.is_empty else None
@@ -82,7 +82,12 @@ def match_runs(
 
 
 def _known_links(
-    raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None, notes: list[str]
+    raw: LiveRun,
+    base: LiveRun,
+    layer_map: LayerMap,
+    raw_paths: Paths | None,
+    base_paths: Paths | None,
+    notes: list[str],
 ) -> Board:
     """A board with what the user has mapped; the two models themselves belong together, whatever they are called."""
     board = Board(raw, base)
@@ -94,7 +99,7 @@ def _known_links(
     return board
 
 
-def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
+def _match_equal_runs(raw: LiveRun, base: LiveRun) -> Matches | None:
     """Two runs in memory whose calls all have their like by name, and take and give the same: nothing to align.
 
     The usual case, and told without the tables that the general way needs. It finds exactly what that would find;
@@ -121,7 +126,7 @@ def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
     return matches
 
 
-def _by_names(raw: Values, base: Values, is_root: list[bool]) -> list[int] | None:
+def _by_names(raw: LiveRun, base: LiveRun, is_root: list[bool]) -> list[int] | None:
     """By equal names, but that the two models themselves may be called otherwise. Functions need the aligner."""
     if MINDSPORE in (raw.framework, base.framework) or not all(name.startswith(_MODULES) for name in raw.ops):
         return None
@@ -248,7 +253,7 @@ def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
     return rows
 
 
-def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, matches: Matches) -> None:
+def _leave_joined(raw: LiveRun, base: LiveRun, group: Group, raw_paths: Paths, matches: Matches) -> None:
     """Layers side by side that are one layer in the other model (q, k and v): only what goes in can be compared."""
     members = group.first, group.second
     counts = len(group.first), len(group.second)

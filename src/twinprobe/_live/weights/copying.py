@@ -17,8 +17,17 @@ from twinprobe._live.frameworks.adapter import Adapter, adapter_of, framework_of
 from twinprobe._live.frameworks.layouts import AS_IS, Array, Layout, View
 from twinprobe._live.pairing.layer_map import Group, LayerMap, as_layer_map, outside
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
-from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below, submodule
-from twinprobe._live.weights.matching import Match, Paths, Problem, Work, has_rules, match_layers, refusal, works_of
+from twinprobe._live.weights.layers import Layer, Slot, StoredTensor, held_below, layer_at, slots_below, submodule
+from twinprobe._live.weights.matching import (
+    USER_RULES,
+    LayerPair,
+    Match,
+    Paths,
+    Problem,
+    layer_pairs_of,
+    match_layers,
+    refusal,
+)
 from twinprobe.errors import BadInput, TwinProbeError, listed
 
 
@@ -102,7 +111,8 @@ _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _ALONE = "no layer of the other model is aligned with it"
 LeftOut = tuple[Collection[str], Collection[str]]  # paths of the target's and the source's modules
 _Value = Slot | float  # what a slot of the target receives
-_Filled = dict[object, tuple[Held, list[tuple[Slot, _Value]]]]  # for each tensor of the target what goes into it
+# For each tensor of the target what goes into it.
+_Filled = dict[object, tuple[StoredTensor, list[tuple[Slot, _Value]]]]
 
 
 def check_models(*models: Any) -> None:
@@ -128,9 +138,9 @@ def copy_aligned(
     Weights of `groups` are copied where they pair up in order; otherwise a notice says so.
     """
     check_models(target, source)
-    works = works_of(target, source, pairs, mapped)
+    layer_pairs = layer_pairs_of(target, source, pairs, mapped)
     report = WeightReport()
-    matches = _match_all(works, target, source, report, left_out)
+    matches = _match_all(layer_pairs, target, source, report, left_out)
     for match in (match_group(target, source, group) for group in groups):
         if match is not None:
             matches.append(match)
@@ -138,59 +148,63 @@ def copy_aligned(
     filled = _assignments(matches)
     # Made before anything is written: weights that share a tensor may be in conflict.
     ready = {key: _array(held, parts, target, source) for key, (held, parts) in filled.items() if len(parts) > 1}
-    _run_special(works)
+    _run_special(layer_pairs)
     write = adapter_of(target).write
     for key, (held, parts) in filled.items():
         write(held.tensor, ready[key] if key in ready else _array(held, parts, target, source))
     report.copied = [(wanted.held.name, offered.held.name) for match in matches for wanted, offered in match.copies]
     report.notices += _rounding(filled, target, source) + _untied(filled)
-    spoken = {held.key for work in works if work.special for held in held_below(work.target.module)} | filled.keys()
-    report.kept = [held.name for held in held_below(target) if not held.is_buffer and held.key not in spoken]
+    covered = {
+        held.key for layer_pair in layer_pairs if layer_pair.special for held in held_below(layer_pair.target.module)
+    } | filled.keys()
+    report.kept = [held.name for held in held_below(target) if not held.is_buffer and held.key not in covered]
     return report
 
 
 def _match_all(
-    works: list[Work], target: Any, source: Any, report: WeightReport, left_out: LeftOut | None
+    layer_pairs: list[LayerPair], target: Any, source: Any, report: WeightReport, left_out: LeftOut | None
 ) -> list[Match]:
     matches, problems = [], []
     read = adapter_of(source).read
-    for work in works:
-        here, there = work.target, work.source
-        if work.without_rule:
+    for layer_pair in layer_pairs:
+        here, there = layer_pair.target, layer_pair.source
+        if layer_pair.without_rule:
             report.notices.append(
                 f"{here.shown} and {there.shown} are mapped, but there is no rule to copy their weights: they keep the"
                 f" values they have; register one with add_special_init({here.kind}, {there.kind}, function)"
             )
-        elif work.special is None:
+        elif layer_pair.special is None:
             match = match_layers(here, there)
             matches.append(match)
             problems += match.problems
             problems += [problem for slot, value, problem in match.must_be if (read(slot.held.tensor) != value).any()]
             report.notices += match.notices
     if left_out is not None:
-        alone = _alone([(work, work.target) for work in works], target, left_out[0])
+        alone = _alone([(layer_pair, layer_pair.target) for layer_pair in layer_pairs], target, left_out[0])
         problems += [Problem(layer, None, slot, None, _ALONE) for layer, slot in alone]
         if not problems:
-            alone = _alone([(work, work.source) for work in works], source, left_out[1])
+            alone = _alone([(layer_pair, layer_pair.source) for layer_pair in layer_pairs], source, left_out[1])
             problems += [Problem(None, layer, None, slot, _ALONE) for layer, slot in alone]
     if problems:
         raise refusal(problems, list(slots_below(target)), list(slots_below(source)))
     return matches
 
 
-def _alone(works: list[tuple[Work, Layer]], model: Any, left_out: Collection[str]) -> list[tuple[Layer, Slot]]:
+def _alone(
+    layer_pairs: list[tuple[LayerPair, Layer]], model: Any, left_out: Collection[str]
+) -> list[tuple[Layer, Slot]]:
     """Parameters of a model that no aligned pair covers."""
-    spoken: set[object] = set()
-    for work, layer in works:
-        whole = work.special or work.without_rule
-        spoken |= {held.key for held in (held_below(layer.module) if whole else [s.held for s in layer.weights])}
+    covered: set[object] = set()
+    for layer_pair, layer in layer_pairs:
+        whole = layer_pair.special or layer_pair.without_rule
+        covered |= {held.key for held in (held_below(layer.module) if whole else [s.held for s in layer.weights])}
     alone = []
     for held in held_below(model):
         path = held.name.rpartition(".")[0]
-        if not held.is_buffer and held.key not in spoken and path not in left_out:
+        if not held.is_buffer and held.key not in covered and path not in left_out:
             layer = layer_at(submodule(model, path), path)
             alone.append((layer, next(slot for slot in layer.weights if slot.held.key == held.key)))
-            spoken.add(held.key)
+            covered.add(held.key)
     return alone
 
 
@@ -208,7 +222,7 @@ def _assignments(matches: list[Match]) -> _Filled:
     return filled
 
 
-def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Any, source: Any) -> Array:
+def _array(held: StoredTensor, parts: list[tuple[Slot, _Value]], target: Any, source: Any) -> Array:
     """The new content of a tensor, in the layout of the target."""
     read = adapter_of(source).read
     values = [
@@ -241,9 +255,13 @@ def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Any, source: An
     return array
 
 
-def _run_special(works: list[Work]) -> None:
+def _run_special(layer_pairs: list[LayerPair]) -> None:
     """The user's own rules; what they wrote is taken back when one of them fails."""
-    special = [(work.special, work.target.module, work.source.module) for work in works if work.special]
+    special = [
+        (layer_pair.special, layer_pair.target.module, layer_pair.source.module)
+        for layer_pair in layer_pairs
+        if layer_pair.special
+    ]
     held = [(adapter_of(module), weight.tensor) for _, module, _ in special for weight in held_below(module)]
     before = [(adapter, tensor, np.array(adapter.read(tensor))) for adapter, tensor in held]
     try:
@@ -346,7 +364,7 @@ Copy = tuple[Any, Any, View, View]
 
 def copy_plain(target: Any, source: Any) -> bool:
     """Copy the weights of a plain pair of models; False, and nothing changed, where they are not plain."""
-    if has_rules():
+    if USER_RULES:
         return False
     adapters = adapter_of(target), adapter_of(source)
     sides = _holding(adapters[0], target), _holding(adapters[1], source)

@@ -20,7 +20,7 @@ _ALIASES = {
 
 
 @dataclass(slots=True)
-class Held:
+class StoredTensor:
     """One parameter or buffer of a model."""
 
     name: str
@@ -39,7 +39,7 @@ class Slot:
     """One weight of a layer in the common form."""
 
     name: str
-    held: Held
+    held: StoredTensor
     view: View = AS_IS
     neutral: float | None = None
 
@@ -102,11 +102,11 @@ def submodule(model: Any, path: str) -> Any:
     return module
 
 
-def held_below(module: Any, path: str = "", *, deep: bool = True) -> list[Held]:
+def held_below(module: Any, path: str = "", *, deep: bool = True) -> list[StoredTensor]:
     """Parameters and buffers of a module, its own first, each under its full name."""
     adapter, front = adapter_of(module), f"{path}." if path else ""
     held = [
-        Held(
+        StoredTensor(
             front + name, tensor, adapter.shape(tensor), adapter.key(tensor), adapter.trainable(tensor),
             adapter.is_buffer(module, name),
         )
@@ -144,12 +144,12 @@ def raw_layer(module: Any, path: str, *, deep: bool = False) -> Layer:
     return Layer(path, module, None, {}, _raw_slots(held_below(module, path, deep=deep), path), deep)
 
 
-def _raw_slots(held: list[Held], path: str) -> dict[str, Slot]:
+def _raw_slots(held: list[StoredTensor], path: str) -> dict[str, Slot]:
     names = [(weight.name[len(path) + 1 :] if path else weight.name, weight) for weight in held]
     return {name: Slot(name, weight) for name, weight in names}
 
 
-def _slots(module: Any, path: str, layout: Layout, held: dict[str, Held]) -> dict[str, Slot]:
+def _slots(module: Any, path: str, layout: Layout, held: dict[str, StoredTensor]) -> dict[str, Slot]:
     slots = {}
     for part in layout.parts:
         weight = held.get(joined(path, part.place))

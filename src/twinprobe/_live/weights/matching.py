@@ -15,9 +15,9 @@ from twinprobe._live.frameworks.adapter import adapter_of, framework_of
 from twinprobe._live.frameworks.layouts import TRANSPOSED
 from twinprobe._live.weights.layers import (
     PROJECTIONS,
-    Held,
     Layer,
     Slot,
+    StoredTensor,
     held_below,
     joined,
     layer_at,
@@ -188,7 +188,7 @@ def _side(which: str, layer: Layer | None, slot: Slot | None) -> str:
     return f"{which} {layer.path or 'model'} ({layer.kind}) with {', '.join(held) or 'no weights'}"
 
 
-def _advice(near: tuple[Held, bool, bool] | None, side: str) -> str:
+def _advice(near: tuple[StoredTensor, bool, bool] | None, side: str) -> str:
     if near is None:
         return f"the {side} has no weight to offer"
     held, holds_three, fits = near
@@ -199,7 +199,9 @@ def _advice(near: tuple[Held, bool, bool] | None, side: str) -> str:
     return f"nearest fitting partner in the {side}: {held}" if fits else f"none fits, nearest by name: {held}"
 
 
-def nearest(slot: Slot, candidates: Sequence[Slot], taken: Slot | None = None) -> tuple[Held, bool, bool] | None:
+def nearest(
+    slot: Slot, candidates: Sequence[Slot], taken: Slot | None = None
+) -> tuple[StoredTensor, bool, bool] | None:
     """The weight of the other model that fits best: as one projection in a joined one, by shape, then by name; with
     whether it is such a one, and whether its shape fits at all."""
 
@@ -226,7 +228,7 @@ Paths = tuple[str, str]
 
 
 @dataclass
-class Work:
+class LayerPair:
     """An aligned pair: a function of the user's own, or two layers to match, or nothing but a notice."""
 
     target: Layer
@@ -235,22 +237,24 @@ class Work:
     without_rule: bool = False
 
 
-def works_of(target: Any, source: Any, pairs: Iterable[Paths], mapped: Collection[Paths] | None) -> list[Work]:
+def layer_pairs_of(
+    target: Any, source: Any, pairs: Iterable[Paths], mapped: Collection[Paths] | None
+) -> list[LayerPair]:
     """One work for each pair that no other pair speaks for, in the order given."""
     wanted = list(dict.fromkeys(pairs))
     around = tuple({outer for pair in wanted for outer in _around(pair[side])} for side in (0, 1))
-    works: dict[Paths, Work] = {}
+    layer_pairs: dict[Paths, LayerPair] = {}
     closed: tuple[set[str], set[str]] = (set(), set())
     # From the outside in: a rule for a whole module speaks for everything below it.
     for paths in sorted(wanted, key=lambda pair: (len(_around(pair[0])), len(_around(pair[1])))):
         if any(closed[side] and closed[side].intersection(_around(paths[side])) for side in (0, 1)):
             continue
         below = any(paths[side] in around[side] for side in (0, 1))
-        work = works[paths] = _work(target, source, paths, mapped, below=below)
-        if work.special is not None or work.without_rule or work.target.whole:
+        layer_pair = layer_pairs[paths] = _layer_pair(target, source, paths, mapped, below=below)
+        if layer_pair.special is not None or layer_pair.without_rule or layer_pair.target.whole:
             closed[0].add(paths[0])
             closed[1].add(paths[1])
-    return [works[paths] for paths in wanted if paths in works]
+    return [layer_pairs[paths] for paths in wanted if paths in layer_pairs]
 
 
 def _around(path: str) -> list[str]:
@@ -262,7 +266,7 @@ def _around(path: str) -> list[str]:
     return outer
 
 
-def _work(target: Any, source: Any, paths: Paths, mapped: Collection[Paths] | None, *, below: bool) -> Work:
+def _layer_pair(target: Any, source: Any, paths: Paths, mapped: Collection[Paths] | None, *, below: bool) -> LayerPair:
     here, there = submodule(target, paths[0]), submodule(source, paths[1])
     function = special_init(here, there)
     layers = _layers(here, there, paths, below=below)
@@ -276,9 +280,9 @@ def _work(target: Any, source: Any, paths: Paths, mapped: Collection[Paths] | No
         by_the_user = paths in mapped
     only_mapped = by_the_user and not has_rule
     if function is not None or (only_mapped and type(here) is type(there)):
-        return Work(raw_layer(here, paths[0], deep=True), raw_layer(there, paths[1], deep=True), function)
+        return LayerPair(raw_layer(here, paths[0], deep=True), raw_layer(there, paths[1], deep=True), function)
     weighs = only_mapped and any(not held.is_buffer for module in (here, there) for held in held_below(module))
-    return Work(*layers, without_rule=weighs)
+    return LayerPair(*layers, without_rule=weighs)
 
 
 def _layers(here: Any, there: Any, paths: Paths, *, below: bool) -> tuple[Layer, Layer]:
@@ -313,8 +317,8 @@ def _unwrapped(layer: Layer) -> Layer:
 Named = type | str
 Init = Callable[[Any, Any], object]
 
-# Newest last. The function takes (target, source), whatever the call form.
-_RULES: list[tuple[str | None, Named, str | None, Named, Init]] = []
+# The rules that users have registered, newest last. The function takes (target, source), whatever the call form.
+USER_RULES: list[tuple[str | None, Named, str | None, Named, Init]] = []
 _FRAMEWORKS = ("torch", "paddle", "mindspore")
 
 
@@ -359,19 +363,14 @@ def add_special_init(*given: Any, **named: Any) -> Any:
     for kind in (rule[1], rule[3]):
         if not isinstance(kind, (type, str)):
             raise BadInput(f"{kind!r} is neither a class nor the name of one")
-    _RULES.append(rule)
+    USER_RULES.append(rule)
     return function
-
-
-def has_rules() -> bool:
-    """Whether the user has registered any."""
-    return bool(_RULES)
 
 
 def special_init(target: Any, source: Any) -> Init | None:
     """The rule for two layers: the one nearest in the class hierarchies, the newest of several."""
     rules: list[tuple[int, int, Init]] = []
-    for age, (target_framework, target_class, source_framework, source_class, function) in enumerate(_RULES):
+    for age, (target_framework, target_class, source_framework, source_class, function) in enumerate(USER_RULES):
         target_distance = _distance(target, target_class, target_framework)
         source_distance = _distance(source, source_class, source_framework)
         if target_distance is not None and source_distance is not None:

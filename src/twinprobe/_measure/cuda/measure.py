@@ -34,6 +34,7 @@ from twinprobe._measure.loops.sums import (
     ZEROS,
 )
 from twinprobe._measure.sketch import block_length, flags_of, rows_of
+from twinprobe._runs.dtypes import dtype_name
 
 # Launching cheaply: launch tables that are used again, and compiled kernels called without Triton's dispatch.
 
@@ -335,7 +336,7 @@ class DeviceMeasure:
             if key not in self._kernels:
                 self._kernels[key] = self._statistics_kernel(dtype, aligned), _CHUNK
             kind = "floats" if dtype.is_floating_point else "integers"
-            flags = flags_of(str(dtype).rpartition(".")[2])
+            flags = flags_of(dtype_name(dtype))
             kind = f"sketched {kind}" if self._sketch else kind
             queue = lane.queues[key] = self._queue(kind, *self._kernels[key], flags=flags)
         return queue
@@ -349,7 +350,7 @@ class DeviceMeasure:
             if key not in self._kernels:
                 self._kernels[key] = self._view_kernel(dtype, width), _CHUNK
             kind = "sketched floats" if dtype.is_floating_point else "sketched integers"
-            flags = flags_of(str(dtype).rpartition(".")[2])
+            flags = flags_of(dtype_name(dtype))
             queue = lane.queues[key] = self._queue(kind, *self._kernels[key], flags=flags, views=True)
         return queue
 
@@ -375,7 +376,7 @@ class DeviceMeasure:
             return Kernel(integers, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
         acc = kernels.tl.float64 if dtype == self._torch.float64 else kernels.tl.float32
         if self._sketch:
-            limit = QUARTER[str(dtype).rpartition(".")[2]]
+            limit = QUARTER[dtype_name(dtype)]
             width = min(8, 16 // dtype.itemsize) if aligned else 1
             constants = {"ACC": acc, "LIMIT": limit, "ALIGNED": aligned, "CHUNK": _CHUNK, "ROWS": 1024 // width}
             constants["WIDTH"] = width
@@ -390,7 +391,7 @@ class DeviceMeasure:
         if not dtype.is_floating_point:
             return Kernel(kernels.strided_integer_sketches, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
         acc = kernels.tl.float64 if dtype == self._torch.float64 else kernels.tl.float32
-        limit = QUARTER[str(dtype).rpartition(".")[2]]
+        limit = QUARTER[dtype_name(dtype)]
         constants = {"ACC": acc, "LIMIT": limit, "CHUNK": _CHUNK, "ROWS": 1024 // width, "WIDTH": width}
         return Kernel(kernels.strided_float_sketches, example, constants, {"num_warps": 4 if width > 1 else 8})
 

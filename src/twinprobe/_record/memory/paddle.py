@@ -11,7 +11,7 @@ import paddle
 from twinprobe._measure.elements import address_of, same_bytes
 from twinprobe._record.eager.apis import Replaced
 from twinprobe._record.eager.host_rows import HostRows
-from twinprobe._record.memory.recorders import Holding, aliases
+from twinprobe._record.memory.engine import Holding, aliases
 from twinprobe._record.paddle.recorder import PaddleRecorder
 from twinprobe._record.paddle.tensors import PaddleTensors
 from twinprobe._record.rows import Note, Row

@@ -21,7 +21,7 @@ _ROWS, _BYTES_PER_ROW = 1 << 16, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedTensor:
     """What was recorded of one tensor."""
 
     dtype: str
@@ -29,7 +29,7 @@ class Recorded:
     values: tuple[float | None, ...]
 
 
-def recorded_statistics(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
+def recorded_statistics(token: TokenFolder) -> tuple[Files, dict[str, RecordedTensor]]:
     """The statistics that were kept of a token's tensors, by file name, and these tensors by operator folder.
 
     Operators without statistics have their tensor files.
@@ -37,9 +37,9 @@ def recorded_statistics(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]
     return _torch(token) if token.kind == TORCH else _atb(token)
 
 
-def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
+def _torch(token: TokenFolder) -> tuple[Files, dict[str, RecordedTensor]]:
     files = dict(token.files)
-    statistics: dict[str, Recorded] = {}
+    statistics: dict[str, RecordedTensor] = {}
     for folder in token.files:
         listed: list[TensorFile] = []
         count: Counter[str] = Counter()
@@ -50,16 +50,16 @@ def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
             count[io] += 1
             file = TensorFile(io, (index,), f"{folder}/{_TORCH_FILE}#{io}.{index}")
             values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "L2Norm"))
-            statistics[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
+            statistics[file.file] = RecordedTensor(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
             listed.append(file)
         if listed:
             files[folder] = tuple(listed)
     return files, statistics
 
 
-def _atb(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
+def _atb(token: TokenFolder) -> tuple[Files, dict[str, RecordedTensor]]:
     files = dict(token.files)
-    statistics: dict[str, Recorded] = {}
+    statistics: dict[str, RecordedTensor] = {}
     for listed in files.values():
         for file in listed:
             try:
@@ -68,13 +68,13 @@ def _atb(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
                 continue
             if header.statistics:
                 values = tuple(header.statistics.get(name) for name in STATS)
-                statistics[file.file] = Recorded(header.dtype_text, header.shape, values)
+                statistics[file.file] = RecordedTensor(header.dtype_text, header.shape, values)
     if not statistics:
         _from_round_file(token.root / token.folder / _ROUND_FILE, files, statistics)
     return files, statistics
 
 
-def _from_round_file(path: Path, files: Files, statistics: dict[str, Recorded]) -> None:
+def _from_round_file(path: Path, files: Files, statistics: dict[str, RecordedTensor]) -> None:
     """The successor's statistic.csv: operators by their numbers, tensors by input or output and index."""
     # 1_Layer/0_Linear is operator 1_0 there.
     folders = {"/".join(part.partition("_")[0] for part in folder.split("/")): folder for folder in files}
@@ -92,7 +92,7 @@ def _from_round_file(path: Path, files: Files, statistics: dict[str, Recorded]) 
             file = file_at[folder, io, place] = TensorFile(io, place, f"{_ROUND_FILE}#{folder}.{io}.{place[0]}")
             added.setdefault(folder, []).append(file)
         values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "Norm"))
-        statistics[file.file] = Recorded(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
+        statistics[file.file] = RecordedTensor(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
     for folder, more in added.items():
         files[folder] += tuple(more)
 

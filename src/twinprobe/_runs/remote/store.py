@@ -70,7 +70,7 @@ PATIENCE = 15.0  # seconds for the first answer; after it, the library's own lim
 _SILENCES = 3  # requests in a row without an answer, after which the storage counts as gone
 
 
-class Asking:
+class LazyFileSystem:
     """A file system that is made when it is first asked something."""
 
     def __init__(self, protocol: str, options: Options) -> None:
@@ -156,7 +156,7 @@ def store_of(protocol: str, options: Options) -> Store:
     return Store(protocol, options)
 
 
-class Store(Asking):
+class Store(LazyFileSystem):
     """A file system. All paths here are in its own form, without protocol."""
 
     def __init__(self, protocol: str, options: Options) -> None:

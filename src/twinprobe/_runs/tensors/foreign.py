@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from twinprobe._runs.dtypes import DTYPES, NATIVE, widened
+from twinprobe._runs.dtypes import DTYPES, NATIVE, dtype_name, widened
 from twinprobe._runs.table import PARAMETER, POINT, Leaf, TableBuilder, settle
 from twinprobe._runs.tensors.containers import ARRAYS, DISTRIBUTED, MARK, WEIGHTS, Stored, safetensors_bytes, tensors_in
 from twinprobe._runs.tensors.elements import HostTensor
@@ -223,7 +223,7 @@ def host_tensor(name: str, array: Any) -> HostTensor:
     """One array, wherever it lies, as elements in memory."""
     if hasattr(array, "detach"):  # torch, which numpy understands in all dtypes but bfloat16 and float8
         array = array.detach().cpu().contiguous()
-        dtype = str(array.dtype).removeprefix("torch.")
+        dtype = dtype_name(array.dtype)
         if dtype in DTYPES and dtype not in NATIVE:
             import torch  # the array is one of its own, so it is there
 

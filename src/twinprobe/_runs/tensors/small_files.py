@@ -35,7 +35,7 @@ _LAST_RECORD = Struct("<4s4H2IH")
 _ENTRY_LENGTHS, _ENTRY_HEADER = Struct("<3H"), Struct("<I")
 
 
-class Described(NamedTuple):
+class ElementLayout(NamedTuple):
     """Elements of a file: their dtype, how many there are, at which byte they start, and how reports show them."""
 
     dtype: str
@@ -47,7 +47,7 @@ class Described(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def _atb(head: bytes) -> Described | None:
+def _atb(head: bytes) -> ElementLayout | None:
     try:
         header = read_header(head)
     except DamagedTensor:
@@ -57,11 +57,11 @@ def _atb(head: bytes) -> Described | None:
     return _usable(PLAIN.get(header.dtype, ""), header.shape, header.start)
 
 
-def _usable(dtype: str, shape: tuple[int, ...], start: int) -> Described | None:
+def _usable(dtype: str, shape: tuple[int, ...], start: int) -> ElementLayout | None:
     if dtype not in DTYPES or not prod(shape):
         return None
     end = start + prod(shape) * DTYPES[dtype]
-    return Described(dtype, prod(shape), start, end, f"torch.{dtype}", str(list(shape)))
+    return ElementLayout(dtype, prod(shape), start, end, f"torch.{dtype}", str(list(shape)))
 
 
 class _Frame(NamedTuple):
@@ -73,7 +73,7 @@ class _Frame(NamedTuple):
     length: int
     head: tuple[Piece, ...]
     tail: tuple[Piece, ...]
-    described: Described
+    described: ElementLayout
 
     @property
     def is_short(self) -> bool:
@@ -84,14 +84,14 @@ class _Frame(NamedTuple):
 Piece = tuple[int, int, bytes]
 
 
-class Known:
+class HeaderCache:
     """What is known of files, by name: one that begins like the last file of its name is not parsed again."""
 
     def __init__(self) -> None:
-        self._heads: dict[str, tuple[bytes, Described]] = {}
+        self._heads: dict[str, tuple[bytes, ElementLayout]] = {}
         self._frames: dict[str, _Frame] = {}
 
-    def described(self, name: str, view: memoryview, offset: int, length: int) -> Described | None:
+    def described(self, name: str, view: memoryview, offset: int, length: int) -> ElementLayout | None:
         """What the bytes at a place of the memory are, which were read from a file of this name.
 
         Of an ATB file only the first bytes have to be there; ``length`` is that of the file.
@@ -108,7 +108,7 @@ class Known:
             return self._torch(name, view[offset : offset + length].tobytes())
         return None
 
-    def _atb(self, name: str, head: bytes, length: int) -> Described | None:
+    def _atb(self, name: str, head: bytes, length: int) -> ElementLayout | None:
         end = head.find(_END)
         described = _atb(head[: end + len(_END)]) if end > 0 else None
         if described is None or described.end > length:
@@ -116,7 +116,7 @@ class Known:
         self._heads[name] = head[: end + len(_END)], described
         return described
 
-    def _torch(self, name: str, data: bytes) -> Described | None:
+    def _torch(self, name: str, data: bytes) -> ElementLayout | None:
         frame = _frame_of(data)
         if frame is not None and frame.is_short:
             self._frames[name] = frame
@@ -182,7 +182,7 @@ def _pieces(data: bytes, holes: list[tuple[int, int]], start: int, stop: int) ->
     return tuple(pieces)
 
 
-def _unread(data: bytes, described: Described) -> list[tuple[int, int]]:
+def _unread(data: bytes, described: ElementLayout) -> list[tuple[int, int]]:
     """What may differ between files without their being read differently: checksums of elements, the id of the file."""
     holes = []
     headers = set()
@@ -226,7 +226,7 @@ class NotLarge(Exception):
 class LargeFile(AbstractContextManager["LargeFile"]):
     """An ATB file whose elements lie in it as kernels take them; use it in a ``with`` statement."""
 
-    def __init__(self, folder: int, name: str, known: Known) -> None:
+    def __init__(self, folder: int, name: str, known: HeaderCache) -> None:
         """Open a file by its name from an open folder on; raises NotLarge for all that has to be read otherwise."""
         try:
             self._handle = os.open(name, FLAGS, dir_fd=folder)
@@ -292,7 +292,7 @@ def can_read_small_files() -> bool:
 class SmallFiles(AbstractContextManager["SmallFiles"]):
     """Reads files of one folder; use it in a ``with`` statement."""
 
-    def __init__(self, folder: str, known: Known) -> None:
+    def __init__(self, folder: str, known: HeaderCache) -> None:
         self._folder = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         self._known = known
         self.octets: NDArray[np.uint8] = _spare.pop() if _spare else np.empty(_ROOM, np.uint8)
@@ -310,7 +310,7 @@ class SmallFiles(AbstractContextManager["SmallFiles"]):
         """Whether the memory has to be given back, by setting ``used``, before another file is read."""
         return self.used > _FULL
 
-    def read(self, name: str) -> tuple[int, Described] | None:
+    def read(self, name: str) -> tuple[int, ElementLayout] | None:
         """At which element of its dtype a file begins in memory, and what it is.
 
         None for files whose elements kernels cannot take as they lie there, damaged ones and links, and for large ones.
@@ -358,7 +358,7 @@ class SmallFiles(AbstractContextManager["SmallFiles"]):
         after = os.fstat(handle)
         return size if (after.st_size, after.st_mtime_ns) == (size, before.st_mtime_ns) else 0
 
-    def _aligned(self, start: int, first: int, described: Described) -> int:
+    def _aligned(self, start: int, first: int, described: ElementLayout) -> int:
         """Move elements to a boundary, which compiled kernels need; the next file's will lie on one."""
         front = start - self._lead
         size = described.end - described.start

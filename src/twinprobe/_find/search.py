@@ -64,8 +64,8 @@ class Request:
 
 
 @dataclass
-class HuntResult:
-    """The findings of a hunt so far, as find.json holds them."""
+class FindResult:
+    """The findings of a search so far, as find.json holds them."""
 
     target: dict[str, Any]
     golden: dict[str, Any]
@@ -92,12 +92,12 @@ class HuntResult:
 Say = Callable[[str], None]
 
 
-def hunt(request: Request, say: Say) -> HuntResult:
+def search(request: Request, say: Say) -> FindResult:
     """Run all stages; ``say`` gets a line for each result. Results are written even after Ctrl-C."""
-    return _Hunt(request, say).run()
+    return _Search(request, say).run()
 
 
-class _Hunt:
+class _Search:
     def __init__(self, request: Request, say: Say) -> None:
         self._request = request
         self._say = say
@@ -105,13 +105,13 @@ class _Hunt:
         self._recordings = [program.recording for program in self._sides if program.recording is not None]
         self._twice = not self._recordings and self._sides[0] == replace(self._sides[1], name="target")
         exact = request.exact or self._twice
-        self.result = HuntResult({"program": request.target}, {"program": request.golden}, exact)
+        self.result = FindResult({"program": request.target}, {"program": request.golden}, exact)
         self._curves: dict[str, Any] = {}
         self._updates: dict[str, tuple[tuple[int, int], ...]] = {}
         self._steps: list[tuple[int, int]] = []
         """The numbers that each pair of watched steps has on either side."""
 
-    def run(self) -> HuntResult:
+    def run(self) -> FindResult:
         output = self._request.output
         if not self._request.resume and any((output / name).exists() for name in (RESULT, WATCH, STEP)):
             raise BadInput(
