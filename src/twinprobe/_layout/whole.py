@@ -157,7 +157,9 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     parents = merged_parents(parts)
     around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other) if layout.tp > 1 else set())
     routing = {name for name, above in parents.items() if above in around and not is_module(name)}
-    rows = rows.filter(~pl.col("op").is_in(list(routing)))
+    roots = _wrapped_models(parents, other)
+    rows = rows.filter(~pl.col("op").is_in(list(routing | roots)))
+    parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
     present = set(rows["op"].to_list())
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
     ops = [name for name in in_order(parts, called) if name in present]
@@ -183,6 +185,16 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     if not path.name.startswith("optimizer"):
         whole.lost += [text for part in parts for text in _lacking(part, of_run)]
     return whole
+
+
+def _wrapped_models(parents: Mapping[str, str | None], other: Run | None) -> set[str]:
+    """The calls of the model itself, where it is recorded because a wrapper is around it, and not in the other run.
+
+    Its inputs would have no counterpart, so that whatever differs in them would seem to begin in its own code.
+    """
+    known = {parse_op(name).body for name in other.ops if is_module(name)} if other is not None else set()
+    calls = ((name, parse_op(name).body) for name in parents if is_module(name))
+    return {name for name, path in calls if known and path not in known and (not path or path.isdecimal())}
 
 
 def _bare(name: str) -> str:
