@@ -38,6 +38,7 @@ from twinprobe._layout.ranks import (
     without_recomputation,
 )
 from twinprobe._layout.settle import NO_UPDATE, Settler
+from twinprobe._layout.totals import own_norms
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM, parse_op
@@ -268,6 +269,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
+    if factor == [] and isinstance(comparison.target, Whole):
+        factor = own_norms(comparison.target)
     first = _not_updated(comparison, findings) or _before_the_gradients(comparison) or _other_data(comparison)
     first = first or comparison.summary.first
     said: list[str] = []

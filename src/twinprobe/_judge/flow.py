@@ -20,7 +20,7 @@ from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, PARAMETER, POINT, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -508,8 +508,10 @@ def clipping(pairs: pl.DataFrame) -> str:
     totals = pairs.filter(pairs["t_name"].str.starts_with(TOTAL_NORM).fill_null(value=False))
     norms = {(row["t_role"], side): row[f"{side}_norm"] for row in totals.iter_rows(named=True) for side in "tg"}
     before, after = np.nan_to_num([[norms.get((role, side)) or 0.0 for side in "tg"] for role in (INPUT, OUTPUT)])
-    if bool(before[0]) != bool(before[1]):
-        return f"only the {'target' if before[0] else 'golden'} run clips gradients"
+    # A norm that ranks do not share is no number, but was there.
+    clips = [bool((totals[f"{side}_kind"].filter(totals["t_role"] == INPUT) != NULL).any()) for side in "tg"]
+    if clips[0] != clips[1]:
+        return f"only the {'target' if clips[0] else 'golden'} run clips gradients"
     if not all((*before, *after)):
         return ""
     if abs(before[0] - before[1]) > _SAME_NORM * before[1]:
