@@ -29,7 +29,8 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
-PARAMETER_GRADIENTS = "parameter gradients"  # one of the results that a summary begins with
+LOSS = "loss"  # the results that a summary begins with
+PARAMETER_GRADIENTS = "parameter gradients"
 UPDATED_PARAMETERS = "updated parameters"
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
 _SAME_NORM = 1e-2  # relative: of all gradients together
@@ -260,7 +261,7 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
         taken = (flow.role == INPUT) & (flow.target_source != NONE) & (flow.of_row >= 0)
         derived = scalar & np.isin(call, flow.of_row[taken]) & (call > (flow.start[last] if last != NONE else NONE))
     return {
-        "loss": np.flatnonzero(derived)[-1:],
+        LOSS: np.flatnonzero(derived)[-1:],
         "outputs": np.flatnonzero(outermost),
         PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
         UPDATED_PARAMETERS: np.flatnonzero(updated),
@@ -492,7 +493,7 @@ def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -
     """
     outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
     last = np.flatnonzero(outermost).max(initial=NONE)
-    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)["loss"]
+    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)[LOSS]
     agrees = (flow.of_row[loss] > last).any() and not abnormal[loss].any()
     if last == NONE or agrees or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
         return np.zeros(len(flow.role), dtype=bool)

@@ -86,7 +86,7 @@ def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) ->
 
 
 def own_positions(whole: Whole) -> set[int]:
-    """The rows of places in a rank's own part of the batch (``nonzero``), where they are made and where they are read."""
+    """The rows of places in a rank's own part of the batch (``nonzero``), where they are made and where read."""
     made: set[tuple[str, ...]] = set()
     found: set[int] = set()
     columns = (whole.pieces["op"].to_list(), whole.table["role"].to_list(), whole.table["dtype"].to_list())

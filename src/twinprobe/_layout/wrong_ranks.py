@@ -471,8 +471,8 @@ def _same_elements(
     first, start = np.arange(places.size) * inner, local * inner
     # Rows are cut where a block ends, on either side: what lies between two cuts is in one block of each.
     low, high = -(-start // lengths[at]), -(-(start + inner) // lengths[at])
-    ends = [first[row] + block * lengths[at[row]] - start[row]
-            for row in np.flatnonzero((low < high) & ~placed[at]).tolist() for block in range(low[row], high[row])]  # fmt: skip
+    cut = np.flatnonzero((low < high) & ~placed[at]).tolist()
+    ends = [first[row] + block * lengths[at[row]] - start[row] for row in cut for block in range(low[row], high[row])]
     cuts = np.unique(np.concatenate([first, np.arange(0, count, length), np.array(ends, dtype=np.int64)]))
     row = cuts // inner
     piece, inside = at[row], start[row] + cuts - first[row]

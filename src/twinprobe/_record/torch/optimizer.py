@@ -157,8 +157,8 @@ class Updates:
     def _inside_another(self, optimizer: Any, kind: str) -> bool:
         """Whether another optimizer makes this one step for a part of its parameters, as ZeroRedundancyOptimizer does.
 
-        What the outer one has noted of all parameters gets the name of the one that does the work. So do the steps taken:
-        the state is the inner one's, and of parameters that other ranks update there is none here.
+        What the outer one has noted of all parameters gets the name of the one that does the work, and the steps that
+        it has taken: the state is the inner one's. Of parameters that other ranks update there is none here.
         """
         outer = next(reversed(self._open.values()))
         known = {id(parameter) for _, parameter in outer}
