@@ -26,6 +26,7 @@ from twinprobe.errors import TwinProbeError
 if TYPE_CHECKING:
     import polars as pl
 
+SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 
 
@@ -96,9 +97,7 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
         return summary if first is None else _by_setting(summary, first, update)
     if first is not None and _loss_scaled(first, updates):
         results = [result for result in summary.results if result.name != PARAMETER_GRADIENTS]
-        note = (
-            f"{first.row} is scaled on the way back, and the optimizer reads gradients that agree: a scale of the loss"
-        )
+        note = f"{first.row} is scaled on the way back{SCALE_OF_LOSS}"
         summary, first = replace(summary, first=None, others=[], results=results, notes=[*summary.notes, note]), None
     earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
     if first is not None and not earlier:  # what is read before anything came back was not yet written to

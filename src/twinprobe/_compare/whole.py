@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,9 +16,11 @@ from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
+from twinprobe._compare.updates import SCALE_OF_LOSS
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.search import OUTSIDE
+from twinprobe._judge.search import ARGUMENT, OUTSIDE
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
@@ -38,9 +41,10 @@ from twinprobe._layout.ranks import (
     without_recomputation,
 )
 from twinprobe._layout.settle import NO_UPDATE, Settler
+from twinprobe._layout.totals import own_norms
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, numbers_of, only_on, other_data, whose
-from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -50,6 +54,7 @@ _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
+_FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -174,7 +179,44 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
         if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
             run.findings = [_of_own_batch(text, run, side) for text in run.findings]
-    return with_findings(comparison, notes, lost)
+    found = with_findings(comparison, notes, lost)
+    return _without_scale(found, job, options) if job.target.name == DUMP and all(seen) else found
+
+
+def _without_scale(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison without a first divergence that only scales the loss, where optimizers read what golden's do.
+
+    Layouts need such scales: a mean over all tokens is multiplied by the ranks that will be averaged over, the loss of
+    a micro batch is divided by their number, in the program or in a library that calls backward.
+    """
+    summary, first = comparison.summary, comparison.summary.first
+    if first is None or not (_scales_the_loss(comparison.target, first) or _loss_begins(first)):
+        return comparison
+    updates = replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
+    given = compare_whole(updates, replace(options, noise=None)).summary
+    if given.first is not None or not given.results or not all(result.agrees for result in given.results):
+        return comparison
+    kept = [result for result in summary.results if result.name not in (LOSS, PARAMETER_GRADIENTS)]
+    notes = [*summary.notes, f"{first.row} is scaled{SCALE_OF_LOSS}"]
+    return replace(comparison, summary=replace(summary, first=None, others=[], results=kept, notes=notes))
+
+
+def _scales_the_loss(target: Run, first: Divergence) -> bool:
+    """Whether this is another factor by which a single number is multiplied: nothing but a loss has a way back."""
+    call = parse_op(first.op)
+    rows = target.table.filter(target.table["name"] == f"{first.op}.output.0")
+    return (
+        first.begins == ARGUMENT
+        and call.direction == FORWARD
+        and bool(_FACTOR.search(call.body))
+        and rows["shape"].to_list() == ["[]"]
+        and rows["requires_grad"].to_list() == [True]
+    )
+
+
+def _loss_begins(first: Divergence) -> bool:
+    """Whether this is the gradient of the loss, all of it multiplied by a number."""
+    return parse_op(first.op).direction == BACKWARD and any(kind["name"] == "factor" for kind in first.kinds)
 
 
 def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
@@ -268,6 +310,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
+    if factor == [] and isinstance(comparison.target, Whole):
+        factor = own_norms(comparison.target)
     first = _not_updated(comparison, findings) or _before_the_gradients(comparison) or _other_data(comparison)
     first = first or comparison.summary.first
     said: list[str] = []

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import is_smooth
+from twinprobe._judge.operations import Family, is_smooth, operation_of
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
-from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
+from twinprobe._runs.names import FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
 from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, PARAMETER, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
@@ -396,6 +396,52 @@ def drift_of(flow: Flow, values: Values, step: int, epsilon: float, trained: Boo
     if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]) or (coarse and few):
         return 0.0, 0.0
     return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END[coarse]))
+
+
+_FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them
+
+
+def single_updates(pairs: pl.DataFrame, flow: Flow, values: Values, rate: Floats, allowed: Floats) -> Floats:
+    """How far the updates of a few parameters may be off that Adam and its kin made, in optimizer.json, as a distance.
+
+    A part of a gradient may be zero in theory, such as that of the keys in a fused bias of queries, keys and values.
+    Its elements move by the rate, one way or the other, and the statistics of the whole gradient do not show it. What
+    is wrong with an optimizer shows in most of its updates; an update that one run alone makes is no noise.
+    """
+    call = np.maximum(flow.of_row, 0)
+    adapted = (rate[call] > 0) & (flow.of_row >= 0) & (values.epsilon > 0)
+    updated = adapted & (flow.role == OUTPUT)
+    off = updated & (values.distance > allowed)
+    noisy = (values.error[adapted & (flow.role == INPUT)] > 0).any()
+    if not off.any() or not noisy or off.sum() > _FEW_UPDATES * updated.sum():
+        return np.zeros(len(allowed))
+    before = np.zeros(len(flow.ops), dtype=np.int64)
+    held = np.flatnonzero(adapted & (flow.role == PARAMETER))
+    before[flow.of_row[held]] = held
+    still = [
+        np.all([pairs[f"{side}_{stat}"].to_numpy() == pairs[f"{side}_{stat}"].to_numpy()[before[call]]
+                for stat in STATS], axis=0) for side in "tg"
+    ]  # fmt: skip
+    flipped: Floats = np.where(off & (still[0] == still[1]), 2 * rate[call] * np.sqrt(values.elements), 0.0)
+    return flipped
+
+
+def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
+    """Errors, with those that a normalisation hides from statistics.
+
+    Whatever comes in, it gives rows of one norm and mean, and where a part of a batch is wrong, the extremes may lie in
+    another. What is known of its output is the error that came in, until the next call shows what became of it.
+    """
+    normed = flow.each_call(lambda op: op.direction == FORWARD and operation_of(op).family == Family.NORM)
+    inputs = flow.first_inputs(normed)
+    came = np.zeros(len(flow.ops) + 1)
+    came[flow.of_row[inputs]] = np.nan_to_num(error[inputs], posinf=0.0)
+    made = by_statistics & (flow.role == OUTPUT) & flow.spread(normed) & (error != 0)
+    grown = np.where(made, np.fmax(error, came[flow.of_row]), error)
+    source = np.maximum(flow.source, 0)
+    read = by_statistics & (flow.source != NONE) & made[source]
+    hidden: Floats = np.where(read, np.fmax(grown, grown[source]), grown)
+    return hidden
 
 
 def arrived(flow: Flow, values: Values) -> Floats:

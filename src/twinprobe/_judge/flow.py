@@ -20,7 +20,7 @@ from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, PARAMETER, POINT, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,7 +29,8 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
-PARAMETER_GRADIENTS = "parameter gradients"  # one of the results that a summary begins with
+LOSS = "loss"  # the results that a summary begins with
+PARAMETER_GRADIENTS = "parameter gradients"
 UPDATED_PARAMETERS = "updated parameters"
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
 _SAME_NORM = 1e-2  # relative: of all gradients together
@@ -270,7 +271,7 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
         taken = (flow.role == INPUT) & (flow.target_source != NONE) & (flow.of_row >= 0)
         derived = scalar & np.isin(call, flow.of_row[taken]) & (call > (flow.start[last] if last != NONE else NONE))
     return {
-        "loss": np.flatnonzero(derived)[-1:],
+        LOSS: np.flatnonzero(derived)[-1:],
         "outputs": np.flatnonzero(outermost),
         PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
         UPDATED_PARAMETERS: np.flatnonzero(updated),
@@ -502,7 +503,7 @@ def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -
     """
     outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
     last = np.flatnonzero(outermost).max(initial=NONE)
-    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)["loss"]
+    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)[LOSS]
     agrees = (flow.of_row[loss] > last).any() and not abnormal[loss].any()
     if last == NONE or agrees or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
         return np.zeros(len(flow.role), dtype=bool)
@@ -518,8 +519,10 @@ def clipping(pairs: pl.DataFrame) -> str:
     totals = pairs.filter(pairs["t_name"].str.starts_with(TOTAL_NORM).fill_null(value=False))
     norms = {(row["t_role"], side): row[f"{side}_norm"] for row in totals.iter_rows(named=True) for side in "tg"}
     before, after = np.nan_to_num([[norms.get((role, side)) or 0.0 for side in "tg"] for role in (INPUT, OUTPUT)])
-    if bool(before[0]) != bool(before[1]):
-        return f"only the {'target' if before[0] else 'golden'} run clips gradients"
+    # A norm that ranks do not share is no number, but was there.
+    clips = [bool((totals[f"{side}_kind"].filter(totals["t_role"] == INPUT) != NULL).any()) for side in "tg"]
+    if clips[0] != clips[1]:
+        return f"only the {'target' if clips[0] else 'golden'} run clips gradients"
     if not all((*before, *after)):
         return ""
     if abs(before[0] - before[1]) > _SAME_NORM * before[1]:

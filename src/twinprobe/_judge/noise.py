@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, drift_of, gave_inside, values_of
+from twinprobe._judge.deviation import (
+    COARSE,
+    WILD,
+    Values,
+    arrived,
+    behind_norms,
+    drift_of,
+    gave_inside,
+    single_updates,
+    values_of,
+)
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
@@ -109,6 +119,7 @@ def expected_errors(
     ``measured``: the error of a third run.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
+    error = behind_norms(flow, error, estimated & ~sketched)
     values = values_of(pairs, flow, error, epsilon)
     grain = _grain(flow, epsilon)
     trained = (pairs["t_requires_grad"].fill_null(value=True)).to_numpy()
@@ -152,6 +163,7 @@ def expected_errors(
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
     coarse = estimated & (values.epsilon > COARSE)
     allowed = np.hypot(allowed, np.where(coarse, values.epsilon * values.norm, 0.0))
+    allowed = np.fmax(allowed, single_updates(pairs, flow, values, operands.rate, allowed))
     few = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
     allowed = allowed * few
     if measured is not None:

@@ -297,7 +297,8 @@ def _without(run: Run, left_out: Collection[str]) -> Run:
     table = run.table.filter(pl.Series(kept).gather(run.table["op"]))
     table = table.with_columns(pl.Series("op", number[table["op"].to_numpy()], dtype=pl.Int32))
     ops = [name for name, keep in zip(run.ops, kept, strict=True) if keep]
-    shorter = Run(run.path, run.task, run.level, run.framework, ops, table, run.notes, recorded=run.recorded or run)
+    shorter = Run(run.path, run.task, run.level, run.framework, ops, table, run.notes, recorded=run.recorded or run,
+                  sketch_file=run.sketch_file, settings=run.settings)  # fmt: skip
     shorter.parents, shorter.stacks = run.parents, run.stacks
     return shorter
 

@@ -39,7 +39,8 @@ from twinprobe._layout.pieces import (
     signature,
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
-from twinprobe._layout.shared import cut_lookups, cut_modules, order_of_sequences, shared_gradients
+from twinprobe._layout.shared import cut_lookups, cut_modules, order_of_sequences, own_positions, shared_gradients
+from twinprobe._layout.totals import total_norms
 from twinprobe._layout.whole import Whole, common_shapes
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches
 from twinprobe._runs.names import BACKWARD, TOTAL_NORM, parse_op
@@ -201,6 +202,9 @@ class _Side:
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
+            if row in self.positions:
+                self._nothing(row, "each rank counts the places of its own batch")
+                continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             if self.goals is not None:
                 goal_text = str(list(self.goals[row])) if row in self.goals else None
@@ -222,26 +226,12 @@ class _Side:
         whole.settled = True
 
     def _total_norms(self) -> None:
-        """The norm that all gradients of a step have together, of which each rank knows only its own."""
-        table, ops = self.whole.table, self.whole.pieces["op"].to_list()
-        norms, suffixes = self.changes["norm"], self.whole.pieces["suffix"].to_list()
-        totals: dict[str, float] = defaultdict(float)
-        rows: dict[str, int] = {}
-        unknown: set[str] = set()
-        for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
-            step = ".".join(op.rsplit(".", 3)[1:])
-            if op.startswith(TOTAL_NORM):
-                rows |= {step: row} if suffix == ".output.0" else {}
-            elif suffix == ".input.0":
-                norm = norms.get(row, table["norm"][row])
-                unknown |= {step} if norm is None else set()
-                totals[step] += (norm or 0.0) ** 2
-        for step, row in rows.items():
-            if step in unknown or len(self.whole.ranks) < self.whole.layout.rank_size:
+        for row, norm in total_norms(self.whole, self.changes["norm"]).items():
+            if norm is None:
                 self._nothing(row, "a gradient is not known")
                 continue
             for stat in STATS:
-                self.changes[stat][row] = totals[step] ** 0.5
+                self.changes[stat][row] = norm
 
     def _settle_setting(self, row: int, partner: int) -> None:
         """A setting (a learning rate, an epsilon) that ranks do not share: one that is not golden's counts."""
@@ -470,6 +460,11 @@ class _Side:
 
     def _lines(self, row: int) -> list[list[Piece]]:
         return along(self.whole.pieces_of(row), AXES.index("tp"))
+
+    @cached_property
+    def positions(self) -> set[int]:
+        """Places of elements in a batch of which each rank has a part: each counts from the beginning of its own."""
+        return own_positions(self.whole) if any(axis in self.shares for axis in BATCH_AXES) else set()
 
     @cached_property
     def vocabulary(self) -> set[str]:

@@ -13,8 +13,9 @@ from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order
 from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
+_PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
 _LOOKUP = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
 
 
@@ -82,3 +83,22 @@ def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) ->
         if found >= 0:
             return choices[found].orders["cp"]
     return ZIGZAG
+
+
+def own_positions(whole: Whole) -> set[int]:
+    """The rows of places in a rank's own part of the batch (``nonzero``), where they are made and where read."""
+    made: set[tuple[str, ...]] = set()
+    found: set[int] = set()
+    columns = (whole.pieces["op"].to_list(), whole.table["role"].to_list(), whole.table["dtype"].to_list())
+    for row, (op, role, dtype) in enumerate(zip(*columns, strict=True)):
+        if "int" not in (dtype or ""):
+            continue
+        places = role == OUTPUT and _PLACES.search(op)
+        if not places and not made:
+            continue
+        own = tuple(f"{piece.rank} {piece.shape} {piece.stats}" for piece in whole.pieces_of(row))
+        if places:
+            made.add(own)
+        if own in made:
+            found.add(row)
+    return found

@@ -157,20 +157,20 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     parents = merged_parents(parts)
     around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other) if layout.tp > 1 else set())
     routing = {name for name, above in parents.items() if above in around and not is_module(name)}
-    rows = rows.filter(~pl.col("op").is_in(list(routing)))
-    present = set(rows["op"].to_list())
+    roots = _wrapped_models(parents, other)
+    rows = rows.filter(~pl.col("op").is_in(list(routing | roots)))
+    parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
-    ops = [name for name in in_order(parts, called) if name in present]
-    number = {name: at for at, name in enumerate(ops)}
-    rows = rows.with_columns(place=pl.col("op").replace_strict(number, return_dtype=pl.Int32))
-    rows = rows.sort("place", "role", maintain_order=True)
+    ops = list(filter(set(rows["op"].to_list()).__contains__, in_order(parts, called)))
+    place = pl.col("op").replace_strict({name: at for at, name in enumerate(ops)}, return_dtype=pl.Int32)
+    rows = rows.with_columns(place=place).sort("place", "role", maintain_order=True)
     first = parts[0].first
     table = rows.select(
         pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),
         *(name for name in first.table.columns if name not in ("op", "role", "name")),
     )  # fmt: skip
-    pieces = rows.select("op", "suffix", "expert", "expected", "equal", *(f"{name}_all" for name in _LISTS))
-    pieces = pieces.rename({f"{name}_all": name for name in _LISTS})
+    kept = rows.select("op", "suffix", "expert", "expected", "equal", *(f"{name}_all" for name in _LISTS))
+    pieces = kept.rename({f"{name}_all": name for name in _LISTS})
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
     whole.parents, whole.arrangement = parents, str(layout)
@@ -183,6 +183,16 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     if not path.name.startswith("optimizer"):
         whole.lost += [text for part in parts for text in _lacking(part, of_run)]
     return whole
+
+
+def _wrapped_models(parents: Mapping[str, str | None], other: Run | None) -> set[str]:
+    """The calls of the model itself, where it is recorded because a wrapper is around it, and not in the other run.
+
+    Its inputs would have no counterpart, so that whatever differs in them would seem to begin in its own code.
+    """
+    known = {parse_op(name).body for name in other.ops if is_module(name)} if other is not None else set()
+    calls = ((name, parse_op(name).body) for name in parents if is_module(name))
+    return {name for name, path in calls if known and path not in known and (not path or path.isdecimal())}
 
 
 def _bare(name: str) -> str:

@@ -47,6 +47,7 @@ _CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16,
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
+_LAST_DIGITS = 1e-6  # of sums of the same numbers
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 NOT_GOLDENS = ", and none is golden's"
 _MEASURES = ("block_norm", "block_max")
@@ -172,10 +173,30 @@ def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: S
 
 
 def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
-    """The ranks whose parts of a value hold something else, although the statistics of all together may agree."""
-    gaps, _, close = _block_gaps(whole, row, other, partner)
+    """The ranks whose parts of a value hold something else, although the statistics of all together may agree.
+
+    None if it is dealt to the ranks in another order: several of them differ, and all have the same numbers together.
+    """
+    sets, close = _block_sets(whole, row, other, partner)
     pieces = whole.pieces_of(row)
-    return sorted({pieces[at].rank for at, gap in gaps.items() if gap > close})
+    wrong = {at for one in sets if one.gap > close and len(one.own) == 1 for at in one.own}
+    # Numbers that moved within a rank are not dealt in another order: the rank has what golden has there.
+    moved = {at for at in wrong if _far(*np.sum([(one.own[at], one.golden) for one in sets if {*one.own} == {at}], 0))
+             <= close}  # fmt: skip
+    if len(wrong) > 1 and not moved and _same_together(whole, row, other, partner):
+        return []
+    return sorted({pieces[at].rank for at in wrong})
+
+
+def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
+    """Whether the pieces have the sum and the norm of the other side's value."""
+    goal, pieces = _sketch(other, other.table["name"][partner]), whole.pieces_of(row)
+    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    if goal is None or any(one is None for one in own):
+        return False
+    total, square = sum(float(one["total"]) for one in own), sum(float(one["norm"]) ** 2 for one in own)
+    alike = abs(total - goal["total"]) <= _LAST_DIGITS * goal["l1"]
+    return bool(alike and abs(square - goal["norm"] ** 2) <= _LAST_DIGITS * goal["norm"] ** 2)
 
 
 def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
@@ -351,20 +372,28 @@ def _by_factor(shared: Sequence[_Shared]) -> set[int]:
 
 def _block_gaps(whole: Whole, row: int, other: Run, partner: int) -> tuple[dict[int, float], list[_Shared], float]:
     """How far the blocks are that one piece makes up, what is known of others, and how far is close."""
+    sets, close = _block_sets(whole, row, other, partner)
+    alone: dict[int, float] = defaultdict(float)
+    for at, gap in ((min(one.own), one.gap) for one in sets if len(one.own) == 1):
+        alone[at] = max(gap, alone[at])
+    return dict(alone), [one for one in sets if len(one.own) > 1], close
+
+
+def _block_sets(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[_Shared], float]:
+    """What is known of the smallest sets of blocks that hold the same elements on both sides, and how far is close."""
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
     goal = _sketch(other, other.table["name"][partner])
     close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
     if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
-        return {}, [], close
+        return [], close
     own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
     rows = _rows_of_pieces(whole, row, pieces, shape)
     sizes = [prod(piece.shape or ()) for piece in pieces]
     fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
                for one, size in zip(own, sizes, strict=True))  # fmt: skip
     if rows is None or not fits:
-        return {}, [], close
-    alone: dict[int, float] = {}
-    shared: list[_Shared] = []
+        return [], close
+    sets: list[_Shared] = []
     for golden_blocks, own_blocks in _same_elements(own, *rows, int(goal["whole"])):
         squares: dict[int, float] = defaultdict(float)
         for at, block in own_blocks:
@@ -373,12 +402,8 @@ def _block_gaps(whole: Whole, row: int, other: Run, partner: int) -> tuple[dict[
         most = [max(float(own[at]["block_max"][block]) for at, block in own_blocks),
                 max(float(goal["block_max"][block]) for block in golden_blocks)]  # fmt: skip
         gap = max(_far(sqrt(sum(squares.values())), sqrt(total)), _far(*most))
-        if len(squares) == 1:
-            (at,) = squares
-            alone[at] = max(gap, alone.get(at, 0.0))
-        else:
-            shared.append(_Shared(dict(squares), total, gap))
-    return alone, shared, close
+        sets.append(_Shared(dict(squares), total, gap))
+    return sets, close
 
 
 def _sketch(run: Run, name: str) -> Any:
@@ -440,14 +465,18 @@ def _same_elements(
 ) -> list[tuple[list[int], list[tuple[int, int]]]]:
     """The smallest sets of blocks that hold the same elements on both sides: golden's, and those of pieces."""
     at, local = np.divmod(places, _MOST_ROWS)
-    length = block_length(count)
-    lengths = np.array([block_length(int(one["count"])) for one in own])[at]
-    first = np.arange(places.size) * inner
-    start, placed = local * inner, np.array([bool(one["flags"] & SHARD) for one in own])[at]
+    length, lengths = block_length(count), np.array([block_length(int(one["count"])) for one in own])
     # The sketch of a shard that knew its place has the blocks of the whole.
-    lows = np.where(placed, first // length, start // lengths)
-    highs = np.where(placed, (first + inner - 1) // length, (start + inner - 1) // lengths)
-    links = np.stack([first // length, (first + inner - 1) // length, at, lows, highs], axis=1)
+    placed = np.array([bool(one["flags"] & SHARD) for one in own])
+    first, start = np.arange(places.size) * inner, local * inner
+    # Rows are cut where a block ends, on either side: what lies between two cuts is in one block of each.
+    low, high = -(-start // lengths[at]), -(-(start + inner) // lengths[at])
+    cut = np.flatnonzero((low < high) & ~placed[at]).tolist()
+    ends = [first[row] + block * lengths[at[row]] - start[row] for row in cut for block in range(low[row], high[row])]
+    cuts = np.unique(np.concatenate([first, np.arange(0, count, length), np.array(ends, dtype=np.int64)]))
+    row = cuts // inner
+    piece, inside = at[row], start[row] + cuts - first[row]
+    links = np.stack([cuts // length, piece, np.where(placed[piece], cuts // length, inside // lengths[piece])], axis=1)
     above: dict[int, int] = {}
 
     def root(node: int) -> int:
@@ -455,10 +484,8 @@ def _same_elements(
             node = above[node]
         return node
 
-    for low, high, piece, own_low, own_high in np.unique(links, axis=0).tolist():
-        nodes = [*range(low, high + 1), *(BLOCKS * (piece + 1) + block for block in range(own_low, own_high + 1))]
-        for node in nodes:
-            above[root(node)] = root(nodes[0])
+    for block, one, own_block in np.unique(links, axis=0).tolist():
+        above[root(BLOCKS * (one + 1) + own_block)] = root(block)
     sets: dict[int, tuple[list[int], list[tuple[int, int]]]] = defaultdict(lambda: ([], []))
     for node in list(above):
         golden_blocks, own_blocks = sets[root(node)]

@@ -144,6 +144,9 @@ class Run:
         """The sketches of its tensors, by the rows of the table; None where none were recorded."""
         if self.sketch_file is None:
             return None
+        if self.recorded is not None and (known := self.recorded.sketches) is not None:  # rows were left out
+            rows = {name: row for row, name in enumerate(self.recorded.table["name"])}
+            return Sketches(known.rows, known.index[[rows[name] for name in self.table["name"]]])
         damaged = any("the rest is lost" in note for note in self.notes)
         return sketches_of(self.sketch_file, self.table, damaged=damaged)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from twinprobe._record.rows import Entry
+from twinprobe._record.torch.placements import FLAT, stretches_of
 from twinprobe._runs.names import TOTAL_NORM
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -136,13 +137,18 @@ class Updates:
                     continue
                 own = given[place] if place < len(given) else f"group{at}.{place}"
                 name = names.get(id(parameter), own)
-                gradients.append(recorder.book.note(gradient))
-                parts = {
-                    "input_args": [gradients[-1]],
-                    "input_kwargs": settings | _steps_taken(optimizer.state.get(parameter)),
-                    "parameters": {"before": recorder.book.note(parameter)},
-                }
-                noted.append((Entry(f"Optimizer.{name}.{kind}.{number}.forward", parts), parameter))
+                values = [(name, gradient, parameter)]
+                if stretches := stretches_of(parameter):  # each by the name that it has in a run without FSDP
+                    head, whole = name.removesuffix(FLAT), parameter.detach()
+                    values = [(head + part, gradient[at], whole[at]) for part, at in stretches]
+                for called, slope, value in values:
+                    gradients.append(recorder.book.note(slope))
+                    parts = {
+                        "input_args": [gradients[-1]],
+                        "input_kwargs": settings | _steps_taken(optimizer.state.get(parameter)),
+                        "parameters": {"before": recorder.book.note(value)},
+                    }
+                    noted.append((Entry(f"Optimizer.{called}.{kind}.{number}.forward", parts), value))
         self._open[id(optimizer)] = noted
         before, self._before_clipping = self._before_clipping, None
         total = Entry(f"{TOTAL_NORM}{kind}.{number}.forward", {"input_args": [before], "output": gradients})
@@ -151,15 +157,21 @@ class Updates:
     def _inside_another(self, optimizer: Any, kind: str) -> bool:
         """Whether another optimizer makes this one step for a part of its parameters, as ZeroRedundancyOptimizer does.
 
-        What the outer one has noted of all parameters gets the name of the one that does the work.
+        What the outer one has noted of all parameters gets the name of the one that does the work, and the steps that
+        it has taken: the state is the inner one's. Of parameters that other ranks update there is none here.
         """
         outer = next(reversed(self._open.values()))
         known = {id(parameter) for _, parameter in outer}
         if not all(id(one) in known for group in optimizer.param_groups for one in group["params"]):
             return False
         number = outer[-1][0].name.rsplit(".", 2)[1]
+        own = {id(one): one for group in optimizer.param_groups for one in group["params"]}
         for at, (entry, parameter) in enumerate(outer):
             head = entry.name.rsplit(".", 3)[0]
+            if parameter is not None:
+                entry.parts["input_kwargs"].pop("step", None)
+                if id(parameter) in own:
+                    entry.parts["input_kwargs"] |= _steps_taken(optimizer.state.get(parameter))
             outer[at] = (Entry(f"{head}.{kind}.{number}.forward", entry.parts), parameter)
         return True
 

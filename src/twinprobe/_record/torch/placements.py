@@ -56,6 +56,32 @@ def _sum_of(placement: Any) -> str:
     return str(getattr(placement, "reduce_op", "sum"))
 
 
+FLAT = "_flat_param"  # FSDP1 without use_orig_params: all parameters of a module one behind the other
+
+
+def stretches_of(parameter: Any) -> list[tuple[str, slice]]:
+    """What this rank's shard of a flat parameter has of each parameter in it, by their names; empty for any other."""
+    infos = getattr(parameter, "_shard_param_infos", None) or ()
+    return [
+        (name, slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard))
+        for name, info in zip(getattr(parameter, "_fqns", ()), infos, strict=False)
+        if info.in_shard
+    ]
+
+
+def flattened(models: list[torch.nn.Module]) -> dict[int, list[str]]:
+    """The parameters that modules have only as views of a flat parameter while they run, by the modules' ids."""
+    found: dict[int, list[str]] = {}
+    for module in (module for model in models for module in model.modules()):
+        flat = module._parameters.get(FLAT)
+        for name, owner, *_ in (
+            *getattr(flat, "_param_infos", ()),
+            *getattr(flat, "_shared_param_infos", ()),
+        ):
+            found.setdefault(id(owner), []).append(name)
+    return found
+
+
 class Placements:
     """What layout.json of a step says; asked on the writer thread."""
 

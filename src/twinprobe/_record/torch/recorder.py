@@ -29,7 +29,7 @@ from twinprobe._record.torch.graph_index import Edge, sequence_number
 from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
 from twinprobe._record.torch.host import host_digest, host_tensor
 from twinprobe._record.torch.optimizer import Updates
-from twinprobe._record.torch.placements import PipelineStages, Placements
+from twinprobe._record.torch.placements import FLAT, PipelineStages, Placements, flattened
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, process_rank, rounding_settings
 from twinprobe._runs.names import TOTAL_NORM
@@ -99,12 +99,33 @@ class OptimizerScope:
         self._updates = None
         self.inside = 0
 
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.inside += 1
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._note_gradients(optimizer)
+            self._recorder.work("letting an optimizer work", self._recorder.mode.rest)
+            return None
+        # Forward and backward are still to come, as with Lightning: there are gradients once the closure returns.
+        followed = functools.wraps(closure)(functools.partial(self._evaluate, closure, optimizer, []))
+        if "closure" in kwargs:
+            return args, kwargs | {"closure": followed}
+        return (args[0], followed, *args[2:]), kwargs
+
+    def _evaluate(self, closure: Any, optimizer: Any, done: list[bool]) -> Any:
+        self.inside -= 1  # the program's own code, no part of the optimizer
+        try:
+            loss = closure()
+        finally:
+            self.inside += 1
+        if not done:  # LBFGS evaluates it again, with parameters that it has moved
+            done.append(True)
+            self._note_gradients(optimizer)
+        return loss
+
+    def _note_gradients(self, optimizer: Any) -> None:
         self._recorder.work("measuring before an optimizer's step", self._recorder.book.settle)
         self._note("recording what an optimizer sees", "note_gradients", optimizer, self._models)
-        if len(args) < 2 and not kwargs:  # no closure, which would run the model
-            self._recorder.work("letting an optimizer work", self._recorder.mode.rest)
 
     def finish(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has made its step."""
@@ -193,6 +214,7 @@ class TorchRecorder(Recorder):
         self.mode = ApiMode(self) if self.records_apis else WatchMode(self)
         self.compiled = CompiledFunctions(self.mode)
         self.distributed = False
+        self.flattened: dict[int, list[str]] = {}  # of FSDP1: see there
 
     # -- what the engine and the calls ask --------------------------------------------------------------------------
 
@@ -238,7 +260,11 @@ class TorchRecorder(Recorder):
         return bool(tensor.requires_grad)
 
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
-        own = info.module._parameters
+        module = info.module
+        own = module._parameters
+        if self.flattened:
+            own = {name: one for name, one in own.items() if name != FLAT}
+            own |= {name: getattr(module, name, None) for name in self.flattened.get(id(module), ())}
         notes = {name: self.capture(parameter) for name, parameter in own.items() if parameter is not None}
         if self.distributed and own:
             self.book.settle()  # sharded parameters are freed without a trace when their module is left
@@ -246,7 +272,9 @@ class TorchRecorder(Recorder):
 
     def watched_parameters(self, info: ModuleInfo) -> dict[str, Any]:
         own = {} if info.compiled else info.module._parameters
-        return {name: weight for name, weight in own.items() if weight is not None and weight.requires_grad}
+        return {
+            name: weight for name, weight in own.items() if weight is not None and weight.requires_grad and name != FLAT
+        }
 
     def output_items(self, output: Any) -> tuple[Any, ...]:
         return output if isinstance(output, tuple) and not isinstance(output, torch.Size) else (output,)
@@ -278,6 +306,7 @@ class TorchRecorder(Recorder):
             self.distributed = self.rank() is not None
             if self.distributed:
                 self.reduced.attach()
+                self.flattened = flattened(models)
             if self.records_apis:
                 self.collectives.attach()
             if self.distributed:
