@@ -15,7 +15,7 @@ from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
-from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, SILENT, product_types
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
 from twinprobe._layout.contents import put_in_order
@@ -32,6 +32,7 @@ from twinprobe._layout.ranks import (
     passes_of,
     recorded_world,
     reduced_types,
+    silent_parts,
     token_shape,
     with_experts,
     without_functions,
@@ -163,6 +164,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         match = match_names  # parameters have one name on every rank, but no order
         precisions = [_gradient_precision(side) for side in job.ranks]
         runs[0].settings[PRODUCT_PRECISION] = max(precision for precision, _ in precisions)
+        runs[0].settings[SILENT] = silent_parts(next(iter(job.ranks[1].files(DUMP).values()), Path()))
         if precisions[0][1] != precisions[1][1]:
             words = [f"{side}: gradients are reduced in {dtype}, and judged by its precision"
                      for side, (_, dtype) in zip(("target", "golden"), precisions, strict=True) if dtype]  # fmt: skip
