@@ -90,3 +90,37 @@ def test_a_weight_that_two_stages_share(added: bool, tmp_path: Path, capsys: pyt
     assert any("embedding.weight on rank 0 is the same weight, but has another gradient" in one
                for one in result["notes"])  # fmt: skip
     assert "the same weight" in result["first"]["sentence"]
+
+
+def test_a_weight_that_one_process_reads_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There the output layer is a function of the embedding's weight; the last stage has a module with a copy of it."""
+    table, parts, words = random(1, 32, 8), [random(2, 32, 8), random(3, 32, 8)], random(4, 16, 8)
+    first, last = "Module.embedding.Embedding", "Module.head.Linear"
+    layer = {"parameters.weight": table, "output.0": words}
+    gradient = {f"{first}.parameters_grad.0": {"gradient.weight": parts[0] + parts[1]}}
+    record(tmp_path / "g" / "step0" / "proc1", {f"{first}.forward.0": layer, **gradient})
+    for rank, path in enumerate((first, last)):
+        gradient = {f"{path}.parameters_grad.0": {"gradient.weight": parts[rank]}}
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, {f"{path}.forward.0": layer, **gradient})
+        pipeline = {"stage": rank, "stages": 2, "micro_batches": 1}
+        (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": 2, "pipeline": pipeline}))
+    result = compared(tmp_path, capsys)["step0/whole"]
+    assert result["first"] is None
+    assert "target: 2 values (gradients of a weight that stages share) added up" in result["notes"]
+
+
+def test_another_weight_of_the_last_stage_is_no_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, parts, words = random(1, 32, 8), [random(2, 32, 8), random(3, 32, 8)], random(4, 16, 8)
+    first, last = "Module.embedding.Embedding", "Module.head.Linear"
+    layer = {"parameters.weight": table, "output.0": words}
+    gradient = {f"{first}.parameters_grad.0": {"gradient.weight": parts[0] + parts[1]}}
+    record(tmp_path / "g" / "step0" / "proc1", {f"{first}.forward.0": layer, **gradient})
+    for rank, (path, own) in enumerate(((first, table), (last, table + np.float32(0.5)))):
+        calls = {f"{path}.forward.0": {"parameters.weight": own, "output.0": words},
+                 f"{path}.parameters_grad.0": {"gradient.weight": parts[rank]}}  # fmt: skip
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, calls)
+        pipeline = {"stage": rank, "stages": 2, "micro_batches": 1}
+        (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": 2, "pipeline": pipeline}))
+    assert compared(tmp_path, capsys)["step0/whole"]["first"]["module"] == "embedding"

@@ -17,7 +17,7 @@ from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS
-from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, SILENT, product_types
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, OUTSIDE
@@ -35,13 +35,14 @@ from twinprobe._layout.ranks import (
     passes_of,
     recorded_world,
     reduced_types,
+    silent_parts,
     token_shape,
     with_experts,
     without_functions,
     without_recomputation,
 )
 from twinprobe._layout.settle import NO_UPDATE, Settler
-from twinprobe._layout.totals import own_norms
+from twinprobe._layout.shared import own_norms
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
@@ -168,6 +169,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         match = match_names  # parameters have one name on every rank, but no order
         precisions = [_gradient_precision(side) for side in job.ranks]
         runs[0].settings[PRODUCT_PRECISION] = max(precision for precision, _ in precisions)
+        runs[0].settings[SILENT] = silent_parts(next(iter(job.ranks[1].files(DUMP).values()), Path()))
         if precisions[0][1] != precisions[1][1]:
             words = [f"{side}: gradients are reduced in {dtype}, and judged by its precision"
                      for side, (_, dtype) in zip(("target", "golden"), precisions, strict=True) if dtype]  # fmt: skip

@@ -496,7 +496,7 @@ def _parameters(run: Run) -> list[tuple[str, Side]]:
 def _nearby(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:
     """Other tensors of the same shape around a row of a run, nearest first."""
     at = row["g_row"]
-    if at is None or run.sketches is None:
+    if at is None or row["g_shape"] is None or run.sketches is None:  # the pieces of some values fit no shape
         return []
     first = max(0, at - _NEARBY)
     table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)

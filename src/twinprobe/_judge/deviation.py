@@ -31,6 +31,8 @@ UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
 _PRODUCT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention){FORWARD_CALL}\.output"
 _USUAL = 0.3
 PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the epsilon of the step's matrix products
+# The same, by the paths of parameters: the share of a gradient's elements that are nothing but rounding.
+SILENT = "silent"
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
 _LAST_DIGITS = 1e-12  # of a plain number
@@ -444,11 +446,31 @@ def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
     return hidden
 
 
-def arrived(flow: Flow, values: Values) -> Floats:
-    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance."""
+def of_few(pairs: pl.DataFrame, values: Values, step: int) -> Floats:
+    """After a step of training, how far apart values are if few elements differ, as their means tell.
+
+    Adam moves a parameter's elements by whole steps where their gradients are noise: max, min and norm do not see it,
+    and the mean sees it once in so many elements. The means of 16-bit values are rounded too coarsely to tell.
+    """
+    means = [pairs[f"{side}_mean"].to_numpy().astype(np.float64) for side in "tg"]
+    if not step:
+        return np.zeros(len(means[0]))
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(means[0] - means[1]) - 2 * values.epsilon * np.abs(means[1])
+    gap = np.where(values.epsilon < COARSE, np.nan_to_num(gap, posinf=0.0), 0.0)
+    found: Floats = np.maximum(gap, 0.0) * values.elements
+    return found
+
+
+def arrived(flow: Flow, values: Values, few: Floats) -> Floats:
+    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
+
+    ``few``: see ``of_few``.
+    """
     count = len(flow.ops)
     # What lies under a mask was not compared.
     error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
+    error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
     inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
     given, entered = np.zeros(count), np.zeros(count)

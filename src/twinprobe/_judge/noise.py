@@ -8,6 +8,7 @@ may be far larger than what is left (cancellation).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,14 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import (
     COARSE,
+    SILENT,
     WILD,
     Values,
     arrived,
     behind_norms,
     drift_of,
     gave_inside,
+    of_few,
     single_updates,
     values_of,
 )
@@ -127,12 +130,13 @@ def expected_errors(
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
-    between = arrived(flow, values)
+    few = np.where(estimated, of_few(pairs, values, step), 0.0)
+    between = arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
-    operands = _Operands(pairs, flow, values)
-    scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched)
+    operands = _Operands(pairs, flow, values, settings.get(SILENT) or {})
+    scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched, few)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
     row_call = np.maximum(flow.of_row, 0)
     output = (flow.role == OUTPUT) | (flow.role == GRADIENT)
@@ -161,18 +165,17 @@ def expected_errors(
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
-    coarse = estimated & (values.epsilon > COARSE)
-    allowed = np.hypot(allowed, np.where(coarse, values.epsilon * values.norm, 0.0))
+    allowed = np.hypot(allowed, np.where(estimated & (values.epsilon > COARSE), values.epsilon * values.norm, 0.0))
     allowed = np.fmax(allowed, single_updates(pairs, flow, values, operands.rate, allowed))
-    few = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
-    allowed = allowed * few
+    small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
+    allowed = allowed * small
     if measured is not None:
         allowed = np.fmax(allowed, _pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(values.distance == 0, 0.0, values.distance / allowed)
         times = np.where(unknown, np.nan, times)
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
-        abnormal = values.distance > _SEEN * local * few
+        abnormal = values.distance > _SEEN * local * small
         far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
         added = np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
@@ -370,7 +373,7 @@ def _grain(flow: Flow, epsilon: Floats) -> Floats:
 class _Operands:
     """Every floating-point input of every call, with what its call is: one entry an input."""
 
-    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values) -> None:
+    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values, silent: Mapping[str, float]) -> None:
         self.count = count = len(flow.ops)
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
@@ -394,6 +397,7 @@ class _Operands:
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
         self._updates(pairs, flow)
         self.softened = softened(pairs, flow.of_row, count)
+        self.silent: Floats = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
@@ -476,8 +480,8 @@ class _Operands:
             terms[products] = np.where(convolution | by_weight, *added)
         return np.maximum(terms, 1.0)
 
-    def explained(self, flow: Flow, values: Values, estimated: Bools, sketched: Bools) -> Floats:
-        """Per call: how far off its outputs may be since its inputs are, as a distance."""
+    def explained(self, flow: Flow, values: Values, estimated: Bools, sketched: Bools, few: Floats) -> Floats:
+        """Per call: how far off its outputs may be since its inputs are, as a distance. ``few``: see ``of_few``."""
         rows, calls, kind, by = self.rows, self.calls, self.family[self.calls], self.factor[self.calls]
         distance = np.nan_to_num(values.distance[rows], nan=0.0)
         dirty = np.maximum.accumulate(np.nan_to_num(values.distance) > 0)[rows]
@@ -492,7 +496,7 @@ class _Operands:
                 # A norm grows by half the square of a difference, which the sketches behind it see whole.
                 seen = np.where(values.error[rows] > 0, np.fmax(values.error[rows], epsilon), 0.0)
                 hidden = np.fmax(hidden, np.sqrt(2 * seen) * values.norm[rows])
-            distance = np.where(dirty, np.fmax(2.0 * distance, hidden), distance)
+            distance = np.where(dirty, np.fmax(np.fmax(2.0 * distance, hidden), few[rows]), distance)
         sizes = values.norm[rows]
         error = np.where(sizes > 0, distance / np.where(sizes > 0, sizes, 1), 0.0)
         norm, two = self.norm[calls], self.second[calls] != NONE
@@ -532,9 +536,10 @@ class _Operands:
         ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
         moved = 2 * self.step[calls] * np.maximum(self.least[calls], ratio) * np.sqrt(self.size[calls])
         gain = np.where(steps, np.fmax(gain, moved), gain)
-        # So many of a gradient's elements are no larger than its error, or than eps.
+        # So many of a gradient's elements are no larger than its error, or than eps, or are known to be rounding.
         beside = np.divide(self.softened, self.first_rms, out=np.zeros(self.count), where=self.first_rms > 0)[calls]
-        flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * np.minimum(error + beside, 1.0))
+        flips = np.minimum(error + beside + self.silent[calls], 1.0)
+        flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * flips)
         gain = np.where(rows == self.first[calls], np.fmax(gain, flipped), gain)
         squares = np.zeros(self.count)
         np.add.at(squares, calls, gain**2)

@@ -152,7 +152,8 @@ def fitting_way(
             continue
         cost = (
             sum(one == SUM for one in way),
-            sum(one >= 0 and copies[at] for at, one in enumerate(way)),
+            # Equal pieces may be copies. Tensor parallel ranks have the same words, and micro batches the same weights.
+            sum((one >= 0 and copies[at]) * (1 + ((AXES[at] == "tp") != weight)) for at, one in enumerate(way)),
         )
         key = (*cost, tuple(choices[at].index(one) for at, one in enumerate(way)))
         if best is None or key < best[0]:
@@ -166,8 +167,11 @@ Places = tuple[tuple[tuple[int, ...], Shape], ...]
 @lru_cache(maxsize=65536)
 def common_shape(
     target: Places, golden: Places, copies: tuple[tuple[bool, ...], tuple[bool, ...]], weight: bool
-) -> Shape | None:
-    """The shape that the pieces of two runs in different layouts make on both sides, along the same dimensions."""
+) -> tuple[int, Shape] | None:
+    """The shape that the pieces of two runs in different layouts make on both sides, along the same dimensions.
+
+    Before it, how often pieces that differ would be copies, or copies would be pieces.
+    """
     length = len(target[0][1])
     if any(len(shape) != length for _, shape in (*target, *golden)):
         return None
@@ -187,7 +191,7 @@ def common_shape(
         key = wrong, tuple(choices[at].index(one) for at, one in enumerate(way))
         if best is None or key < best[0]:
             best = key, shapes[0]
-    return best[1] if best is not None else None
+    return (best[0][0], best[1]) if best is not None else None
 
 
 def _whole_shape(places: Sequence[tuple[tuple[int, ...], Shape]], way: Way, axis: int) -> Shape | None:

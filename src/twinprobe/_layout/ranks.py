@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from twinprobe._align.calls import bare_path, dims
+from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._layout.layout import Layout, layout_for
 from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import experts_in, in_expert
@@ -294,11 +294,13 @@ def _without(run: Run, left_out: Collection[str]) -> Run:
         return run
     kept = [name not in left_out for name in run.ops]
     number = np.cumsum(kept, dtype=np.int32) - 1
-    table = run.table.filter(pl.Series(kept).gather(run.table["op"]))
+    rows = np.flatnonzero(np.array(kept, dtype=bool)[run.table["op"].to_numpy()])
+    table = run.table[rows]
     table = table.with_columns(pl.Series("op", number[table["op"].to_numpy()], dtype=pl.Int32))
     ops = [name for name, keep in zip(run.ops, kept, strict=True) if keep]
     shorter = Run(run.path, run.task, run.level, run.framework, ops, table, run.notes, recorded=run.recorded or run,
-                  sketch_file=run.sketch_file, settings=run.settings)  # fmt: skip
+                  settings=run.settings, sketch_file=run.sketch_file,
+                  kept=rows if run.kept is None else run.kept[rows])  # fmt: skip
     shorter.parents, shorter.stacks = run.parents, run.stacks
     return shorter
 
@@ -334,6 +336,32 @@ def gradients_of(dump: Path, module: str, parameter: str) -> list[tuple[float | 
     )
     return [tuple(stats) for op, *stats in rows.select("op", *STATS).iter_rows()
             if bare_path(parse_op(run.ops[op]).body) == module]  # fmt: skip
+
+
+def silent_parts(dump: Path) -> dict[str, float]:
+    """Of gradients as backward gave them, the share of elements that are nothing but rounding, by their parameters.
+
+    A third of the bias of a fused projection of queries, keys and values is one: keys that all move alike change no
+    softmax. The blocks of sketches tell: those are beyond the last digit of the others.
+    """
+    import polars as pl
+
+    try:
+        run = open_run(dump)
+        sketches = run.sketches
+    except (TwinProbeError, OSError):
+        return {}
+    rows = run.table.with_row_index("at").filter((pl.col("role") == GRADIENT) & (pl.col("kind") == TENSOR))
+    if sketches is None or not rows.height:
+        return {}
+    found = {}
+    blocks = sketches.of(rows["at"].to_numpy().astype(np.int64))["block_norm"]
+    for op, name, dtype, norms in zip(rows["op"], rows["name"], rows["dtype"], blocks, strict=True):
+        quiet = int((norms <= epsilon(dtype) * norms.max(initial=0.0)).sum()) if len(norms) else 0
+        path = f"{bare_path(parse_op(run.ops[op]).body)}.{name.removeprefix(run.ops[op]).split('.')[1]}"
+        if 0 < quiet < len(norms):  # the blocks at both ends have some more
+            found[path] = min(1.0, (quiet + 2) / len(norms))
+    return found
 
 
 def token_shape(run: Run) -> Shape | None:

@@ -39,9 +39,20 @@ from twinprobe._layout.pieces import (
     signature,
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
-from twinprobe._layout.shared import cut_lookups, cut_modules, order_of_sequences, own_positions, shared_gradients
-from twinprobe._layout.totals import total_norms
-from twinprobe._layout.whole import Whole, common_shapes
+from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
+from twinprobe._layout.shared import (
+    common_shapes,
+    copied_weights,
+    cut_lookups,
+    cut_modules,
+    divided_before,
+    order_of_sequences,
+    own_positions,
+    shared_gradients,
+    shares_of,
+    total_norms,
+)
+from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches
 from twinprobe._runs.names import BACKWARD, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
@@ -103,10 +114,14 @@ class _Side:
         self.reduced = self._reductions()
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
-        self.shares = self._shares()
+        self.shares = shares_of(whole)
+        if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden["max"]):
+            whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
+            self.shares = {}
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
         self.shared: dict[int, int] = {}  # gradients that are parts of one, with the first of each group
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
+            self.partner |= copied_weights(whole, self.partner)
             self.shared = shared_gradients(whole, other, self.partner)
 
     # -- what is known before any row is looked at -------------------------------------------------------------------
@@ -129,22 +144,6 @@ class _Side:
                     found.setdefault(signature(pieces_of), outputs.get(op, -1))
         return found
 
-    def _shares(self) -> dict[str, list[float]]:
-        """The share that each place of a batch axis has in the whole batch: by words where they differ, else equal."""
-        layout, shares = self.whole.layout, {}
-        for axis in ("dp", "ep", "cp"):
-            size = layout.size(axis)
-            if size > 1:
-                counts = [0.0] * size
-                for rank, dump in self.whole.ranks.items():
-                    tokens = token_shape(dump.run)
-                    counts[getattr(layout.place(rank), axis)] += prod(tokens) if tokens else 0
-                total = sum(counts)
-                shares[axis] = [count / total for count in counts] if all(counts) else [1 / size] * size
-        if self.whole.micro > 1:
-            shares["micro"] = [1 / self.whole.micro] * self.whole.micro
-        return self._of_loss(shares)
-
     def _add_shared(self) -> None:
         """Give all gradients of a weight that stages share their sum."""
         groups: dict[int, list[int]] = defaultdict(list)
@@ -158,26 +157,6 @@ class _Side:
                 for row in rows:
                     self._take(row, self.partner[row], whole)
                 self.ways["(gradients of a weight that stages share) added up"] += len(rows)
-
-    def _of_loss(self, shares: dict[str, list[float]]) -> dict[str, list[float]]:
-        """Where the loss was divided before backward began, gradients carry their shares already."""
-        if not shares or self.optimizer:
-            return shares
-        for row in range(self.whole.table.height):
-            if self.whole.table["role"][row] != INPUT or self.whole.table["shape"][row] != "[]":
-                continue
-            if f".{BACKWARD}" not in self.whole.pieces["op"][row] or row not in self.partner:
-                continue
-            goal = self.golden["max"][self.partner[row]]
-            values = [(piece.place, piece.stats[0]) for piece in self.whole.pieces_of(row) if not any(piece.place[4:])]
-            if goal is None or any(value is None for _, value in values):
-                break
-            total = sum(value for _, value in values if value is not None)
-            if len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0][1] != goal:
-                self.whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
-                return {}
-            break
-        return shares
 
     # -- the rows ----------------------------------------------------------------------------------------------------
 
@@ -265,7 +244,7 @@ class _Side:
                 self.changes[column][row] = self.other.table[column][partner]
             self.ways["(sizes) multiplied by the number of pieces"] += 1
 
-    def _settle_row(  # noqa: PLR0911  each return is a value of which not enough is known
+    def _settle_row(  # noqa: PLR0911, PLR0912  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
     ) -> None:
         pieces = self.whole.pieces_of(row)
@@ -293,6 +272,10 @@ class _Side:
         way = fitting_way(
             tuple((block.place, block.shape) for block in blocks if block.shape is not None), goal, copies, weight
         )
+        shared = repeats(blocks, goal, weight=weight) if way is None else None
+        if shared is not None:
+            count, way = shared
+            blocks = self._one_of_each(row, partner, groups_of(blocks, count), way, gradient and not self.optimizer)
         if way is None:
             self._flat(row, blocks, goal)
             return
@@ -480,6 +463,21 @@ class _Side:
         odd = self._report(row, partner, groups or along(blocks, at)[:1])
         chosen = [block for block in blocks if block.place[at] == odd.place[at]]
         return chosen, tuple(COPIES if one == at else dim for one, dim in enumerate(way))
+
+    def _one_of_each(
+        self, row: int, partner: int | None, groups: list[list[Piece]], way: Any, gradient: bool
+    ) -> list[Piece]:
+        """Parts that several ranks hold: copies, of which the worst are judged; their gradients add up."""
+        if gradient:
+            blocks, self.exact = summed(groups)
+            self.ways["added up over the ranks that share a head"] += 1
+            return blocks
+        goal = tuple(self.golden[stat][partner] if partner is not None else None for stat in STATS)
+        said, blocks = worst_copies(groups, way, Arithmetic({}, self.orders), goal)  # type: ignore[arg-type]
+        self.ways["held by several ranks, one of each"] += 1
+        if said and partner is not None:
+            self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
+        return blocks
 
     def _report(self, row: int, partner: int | None, groups: list[list[Piece]]) -> Piece:
         """Note which rank's copy differs; returns the worst one."""

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from twinprobe._align.calls import dims
-from twinprobe._layout.pieces import AXES, BLOCKS, ZIGZAG, Arithmetic, along, fitting_way, same
+from twinprobe._layout.pieces import (
+    AXES,
+    BLOCKS,
+    ZIGZAG,
+    Arithmetic,
+    Piece,
+    Shape,
+    along,
+    common_shape,
+    fitting_way,
+    same,
+)
+from twinprobe._layout.ranks import token_shape
+from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import fitting_order
-from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
+from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
+from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
@@ -64,6 +78,28 @@ def shared_gradients(whole: Whole, other: Run, partners: Mapping[int, int]) -> d
     return found
 
 
+def copied_weights(whole: Whole, partners: Mapping[int, int]) -> dict[int, int]:
+    """Rows of gradients that only this side has, of a weight that is a copy of another stage's, with the row over there
+    whose gradient has both: the other side reads one weight twice (an embedding that is the output layer too)."""
+    known: dict[Any, list[str]] = defaultdict(list)
+    rows: dict[str, int] = {}
+    columns = [whole.table["role"].to_list(), *(whole.pieces[name].to_list() for name in ("op", "suffix"))]
+    for row, (role, op, suffix) in enumerate(zip(*columns, strict=True)):
+        name = suffix.rpartition(".")[2]
+        if role == PARAMETER:
+            pieces = whole.pieces_of(row)
+            known[pieces[0].shape, pieces[0].stats].append(f"{parse_op(op).body}.{name}")
+        elif role == GRADIENT and GRADIENTS in op:
+            rows[f"{parse_op(op).body}.{name}"] = row
+    found: dict[int, int] = {}
+    for alike in known.values():
+        names = [name for name in dict.fromkeys(alike) if name in rows]
+        there = [rows[name] for name in names if rows[name] in partners]
+        if len(there) == 1:
+            found |= {rows[name]: partners[there[0]] for name in names if rows[name] not in partners}
+    return found
+
+
 def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) -> str:
     """How context parallel ranks cut sequences: two stretches each, one from the front and one from the back, unless
     the words of the batch tell that they have one."""
@@ -102,3 +138,136 @@ def own_positions(whole: Whole) -> set[int]:
         if own in made:
             found.add(row)
     return found
+
+
+def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
+    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
+    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
+    found = {}
+    heads = [_shared_heads(whole) for whole in (target, golden)]
+    for rows in partners:
+        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
+            continue
+        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
+        pieces, counts = [], []
+        for whole, row, shared in zip((target, golden), rows, heads, strict=True):
+            placement = next((one for one in whole.placements_of(row) if one is not None), None)
+            own = whole.pieces_of(row)
+            pieces.append(own if placement is None else [own[0]._replace(shape=placement.whole)])
+            counts.append(shared.get((_without_direction(whole.pieces["op"][row]), own[0].shape), 1))
+        goal = _common_shape(pieces, weight)
+        if max(counts) > 1 and (goal is None or goal[0]):  # they do not fit as they are
+            once = [[group[0] for group in groups_of(own, count)] for own, count in zip(pieces, counts, strict=True)]
+            goal = min((one for one in (goal, _common_shape(once, weight)) if one is not None), default=None)
+        if goal is not None:
+            found[rows[0]] = goal[1]
+    return found
+
+
+def _common_shape(sides: Sequence[list[Piece]], weight: bool) -> tuple[int, Shape] | None:
+    places = [tuple((piece.place, piece.shape or ()) for piece in pieces) for pieces in sides]
+    copies = [tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))) for pieces in sides]
+    return common_shape(places[0], places[1], (copies[0], copies[1]), weight)
+
+
+def _shared_heads(whole: Whole) -> dict[tuple[str, Shape | None], int]:
+    """Calls and the shapes of their values of which so many ranks in a row hold the same part.
+
+    What goes forward tells; the gradients of these values have their shapes, and differ.
+    """
+    found: dict[tuple[str, Shape | None], int] = {}
+    if whole.layout.tp < 4:
+        return found
+    kinds, roles, ops = (column.to_list() for column in (whole.table["kind"], whole.table["role"], whole.pieces["op"]))
+    for row, (kind, role, op) in enumerate(zip(kinds, roles, ops, strict=True)):
+        if kind == TENSOR and role != GRADIENT and f".{BACKWARD}" not in op and not any(whole.placements_of(row)):
+            pieces = whole.pieces_of(row)
+            count = shared_by(pieces)
+            if count > 1:
+                found[_without_direction(op), pieces[0].shape] = count
+    return found
+
+
+def _without_direction(name: str) -> str:
+    op = parse_op(name)
+    return f"{op.body}.{op.cls}" if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.call}"
+
+
+def shares_of(whole: Whole) -> dict[str, list[float]]:
+    """The share that each place of a batch axis has in the whole batch: by words where they differ, else equal."""
+    layout, shares = whole.layout, {}
+    for axis in ("dp", "ep", "cp"):
+        size = layout.size(axis)
+        if size > 1:
+            counts = [0.0] * size
+            for rank, dump in whole.ranks.items():
+                tokens = token_shape(dump.run)
+                counts[getattr(layout.place(rank), axis)] += prod(tokens) if tokens else 0
+            total = sum(counts)
+            shares[axis] = [count / total for count in counts] if all(counts) else [1 / size] * size
+    if whole.micro > 1:
+        shares["micro"] = [1 / whole.micro] * whole.micro
+    return shares
+
+
+def divided_before(whole: Whole, partners: Mapping[int, int], golden: Sequence[float | None]) -> bool:
+    """Whether the loss was divided before backward began, so that gradients carry their shares already."""
+    for row in range(whole.table.height):
+        if whole.table["role"][row] != INPUT or whole.table["shape"][row] != "[]":
+            continue
+        if f".{BACKWARD}" not in whole.pieces["op"][row] or row not in partners:
+            continue
+        goal = golden[partners[row]]
+        values = [piece.stats[0] for piece in whole.pieces_of(row) if not any(piece.place[4:])]
+        if goal is None or None in values:
+            return False
+        total = sum(value for value in values if value is not None)
+        return len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal
+    return False
+
+
+# The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
+
+_SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
+
+
+def total_norms(whole: Whole, norms: Mapping[int, float | None]) -> dict[int, float | None]:
+    """The norm of all gradients, by the row that each rank has of its own; None where one of them is not known.
+
+    ``norms``: of gradients that were put together.
+    """
+    table, ops, suffixes = whole.table, whole.pieces["op"].to_list(), whole.pieces["suffix"].to_list()
+    totals: dict[str, float] = defaultdict(float)
+    rows: dict[str, int] = {}
+    unknown: set[str] = set()
+    for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
+        step = ".".join(op.rsplit(".", 3)[1:])
+        if op.startswith(TOTAL_NORM):
+            rows |= {step: row} if suffix == ".output.0" else {}
+        elif suffix == ".input.0":
+            norm = norms.get(row, table["norm"][row])
+            unknown |= {step} if norm is None else set()
+            totals[step] += (norm or 0.0) ** 2
+    lacking = len(whole.ranks) < whole.layout.rank_size
+    return {row: None if lacking or step in unknown else totals[step] ** 0.5 for step, row in rows.items()}
+
+
+def own_norms(whole: Whole) -> list[str]:
+    """Whether data parallel ranks clip by different norms, in words.
+
+    They all need that of the reduced gradients. One of their own comes of clipping before the reduction, or of a shard.
+    """
+    layout = whole.layout
+    if layout.dp < len(whole.ranks):
+        return []
+    for row, name in enumerate(whole.table["name"].to_list()):
+        if name.startswith(TOTAL_NORM) and name.endswith(".input.0"):
+            pieces = whole.pieces_of(row)
+            found = [piece.stats[0] for piece in pieces if piece.stats[0] is not None]
+            if len(found) == len(pieces) > 1 and max(found) - min(found) > _SAME_NORM * max(found):
+                shown = ", ".join(f"{norm:.4g}" for norm in found)
+                return [
+                    f"ranks {numbers_of([piece.rank for piece in pieces])} clip by norms of their own ({shown}): of "
+                    "gradients that were not reduced yet, or of a shard"
+                ]
+    return []

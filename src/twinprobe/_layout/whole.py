@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -20,14 +20,14 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
-from twinprobe._layout.pieces import AXES, Arithmetic, Piece, Shape, along, common_shape, load_whole, same
+from twinprobe._layout.pieces import Arithmetic, Piece, load_whole
 from twinprobe._layout.ranks import RankDump, align_calls, fold_calls
 from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order
 from twinprobe._measure.sketch import combined
 from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
 from twinprobe._runs.sketches import Sketches
-from twinprobe._runs.table import FLOAT, GRADIENT, INT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import FLOAT, INT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
     ops = list(filter(set(rows["op"].to_list()).__contains__, in_order(parts, called)))
-    place = pl.col("op").replace_strict({name: at for at, name in enumerate(ops)}, return_dtype=pl.Int32)
-    rows = rows.with_columns(place=place).sort("place", "role", maintain_order=True)
+    order = pl.col("op").replace_strict({name: at for at, name in enumerate(ops)}, return_dtype=pl.Int32)
+    rows = rows.with_columns(place=order).sort("place", "role", maintain_order=True)
     first = parts[0].first
     table = rows.select(
         pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),
@@ -357,25 +357,3 @@ def _keys(run: Run, rows: pl.DataFrame | None = None) -> list[str]:
     heads = [(len(name), call_head(name)) for name in run.ops]
     rows = run.table if rows is None else rows
     return [heads[op][1] + name[heads[op][0] :] for op, name in rows.select("op", "name").iter_rows()]
-
-
-def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
-    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
-    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
-    found = {}
-    for rows in partners:
-        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
-            continue
-        sides, copies = [], []
-        for whole, row in zip((target, golden), rows, strict=True):
-            placement = next((one for one in whole.placements_of(row) if one is not None), None)
-            pieces = whole.pieces_of(row)
-            if placement is not None:
-                pieces = [pieces[0]._replace(shape=placement.whole)]
-            sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
-            copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
-        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
-        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
-        if goal is not None:
-            found[rows[0]] = goal
-    return found

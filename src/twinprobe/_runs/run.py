@@ -24,7 +24,9 @@ from twinprobe._runs.whole_files import open_file, remote
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
+    from numpy.typing import NDArray
 
     from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.foreign import Content
@@ -56,6 +58,8 @@ class Run:
     """Where the sketches of its tensors are; None for a run that was put together from others."""
     recorded: Run | None = field(default=None, kw_only=True)
     """The run as its file has it, where calls were left out or renamed: its values have the same names."""
+    kept: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """The rows that its table has of the recorded one's, where calls were left out; None for all."""
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """What changes the rounding of results, as far as the recorder wrote it down: ``tf32_matmul``, ``threads``, ..."""
     # Of data that no recorder of TwinProbe wrote: a checkpoint, arrays, another tool's dump.
@@ -144,9 +148,9 @@ class Run:
         """The sketches of its tensors, by the rows of the table; None where none were recorded."""
         if self.sketch_file is None:
             return None
-        if self.recorded is not None and (known := self.recorded.sketches) is not None:  # rows were left out
-            rows = {name: row for row, name in enumerate(self.recorded.table["name"])}
-            return Sketches(known.rows, known.index[[rows[name] for name in self.table["name"]]])
+        if self.kept is not None and self.recorded is not None:
+            found = self.recorded.sketches
+            return None if found is None else Sketches(found.rows, found.index[self.kept])
         damaged = any("the rest is lost" in note for note in self.notes)
         return sketches_of(self.sketch_file, self.table, damaged=damaged)
 

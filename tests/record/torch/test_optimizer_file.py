@@ -50,6 +50,22 @@ def test_gradients_settings_and_parameters_are_those_of_the_step(tmp_path: Path,
     assert total["output"][0]["Norm"] == pytest.approx(0.5, rel=1e-4)
 
 
+@pytest.mark.parametrize("same_names", [True, False])
+def test_models_that_share_names_are_told_apart(tmp_path: Path, same_names: bool) -> None:
+    """Stages of a pipeline on one rank are given as a list: their parameters have the same names."""
+    stages = [torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.nn.ModuleDict({"last": torch.nn.Linear(4, 4)})]
+    if same_names:
+        stages[1] = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    parameters = [one for stage in stages for one in stage.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    with record(stages, tmp_path, level="L0"):
+        sum(one.sum() for one in parameters).backward()
+        optimizer.step()
+    names = [name.removeprefix("Optimizer.").removesuffix(".SGD.0.forward") for name in updates(tmp_path)]
+    expected = ["0.0.weight", "0.0.bias", "1.0.weight", "1.0.bias"]
+    assert names == [*(expected if same_names else ["0.weight", "0.bias", "last.weight", "last.bias"]), "total_norm"]
+
+
 def test_it_is_no_part_of_dump_json_and_can_be_switched_off(tmp_path: Path) -> None:
     train(tmp_path / "on")
     train(tmp_path / "off", optimizer=False)

@@ -121,7 +121,7 @@ class Updates:
     def note_gradients(self, optimizer: Any, models: list[torch.nn.Module]) -> None:
         """A step begins: note gradients, settings and parameters, by the names that they have in these models."""
         recorder = self._recorder
-        names = {id(one): name for model in models for name, one in model.named_parameters(remove_duplicate=False)}
+        names = _names(models)
         kind = type(optimizer).__name__
         if self._open and self._inside_another(optimizer, kind):
             return
@@ -187,6 +187,18 @@ class Updates:
         finally:
             book.may_wait = waits
             book.forget()
+
+
+def _names(models: list[torch.nn.Module]) -> dict[int, str]:
+    """The names of all parameters, by their ids. Where models share names (stages of a pipeline on one rank), the
+    position of the model comes first, as in the names of its modules."""
+    own = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
+    several = len({name for names in own for name in names}) < sum(map(len, own))
+    return {
+        id(one): f"{position}.{name}" if several else name
+        for position, names in enumerate(own)
+        for name, one in names.items()
+    }
 
 
 def _steps_taken(state: Any) -> dict[str, Any]:
