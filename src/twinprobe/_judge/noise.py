@@ -492,10 +492,6 @@ class _Operands:
             dirty = dirty & estimated[rows]
             epsilon = values.epsilon[rows]
             hidden = np.where(epsilon > COARSE, 0.5, ROUNDING) * epsilon * values.norm[rows]
-            if sketched.any():
-                # A norm grows by half the square of a difference, which the sketches behind it see whole.
-                seen = np.where(values.error[rows] > 0, np.fmax(values.error[rows], epsilon), 0.0)
-                hidden = np.fmax(hidden, np.sqrt(2 * seen) * values.norm[rows])
             distance = np.where(dirty, np.fmax(np.fmax(2.0 * distance, hidden), few[rows]), distance)
         sizes = values.norm[rows]
         error = np.where(sizes > 0, distance / np.where(sizes > 0, sizes, 1), 0.0)
