@@ -164,7 +164,7 @@ def test_a_tensor_file_outside_the_dump_is_not_read(
 
 def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     left, right = (
-        write_dump(tmp_path / side, {f"Torch.f.{at}.forward": forward([tensor()], [tensor()]) for at in range(2000)})
+        write_dump(tmp_path / side, {f"Torch.f.{at}.forward": forward([tensor()], [tensor()]) for at in range(300)})
         for side in "tg"
     )
 

@@ -405,7 +405,7 @@ class _OtherWays:
             elif given:  # one added to the weights of a norm, say
                 found |= self._taken(row for row in parameters if self._agree(row, in_order=False) is False)
         if reordered:
-            # The same weight of another layer is stored alike, even where a fault before it hides that all meets again.
+            # Other layers store the same weight alike, even where an earlier fault hides that the values agree again.
             labels = {self._label(row) for row in reordered}
             reordered |= {row for row in self._partner if self._label(row) in labels}
         if not self._by_name:
@@ -490,7 +490,7 @@ class _OtherWays:
         around = self._side.around(op)
         found = [taker for value in values for taker in self._takers.get(value, ())]
         found = [taker for taker in found if taker[0] > op and taker[0] not in around]
-        # A module without a partner hands on to what it calls.
+        # A module without a partner passes the value on to what it calls.
         inner = [taker for taker in found if taker[0] not in self._inside or self._agree(taker[1]) is not None]
         return inner or found
 

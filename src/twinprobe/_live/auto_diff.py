@@ -275,7 +275,7 @@ def _one_step(
 def _compare_runs(
     comparison: Comparison, raw: LiveRun, base: LiveRun, paths: tuple[Paths | None, Paths | None], step: int
 ) -> tuple[Matches, Findings, Claim | None]:
-    """Pair, measure and judge what two runs have recorded. Their tensors are let go."""
+    """Pair, measure and judge what two runs have recorded. Their tensors are released."""
     options = comparison.options
     matches = match_runs(raw, base, comparison.layer_map, *paths)
     lost = aliases.drop_changed()
@@ -311,7 +311,7 @@ def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Opti
 
 
 def _dry_run(side: Model, layer_map: LayerMap, options: Options) -> LiveRun:
-    """A forward pass that changes nothing: no statistics of norms, no gradients. Its values mean nothing yet."""
+    """A forward pass that changes nothing: no statistics of norms, no gradients. Its values are not compared."""
     # Groups and functions play no part in copying.
     simple = LayerMap()
     simple.__dict__.update({**layer_map.__dict__, "groups": [], "apis": []})
@@ -409,7 +409,7 @@ def _add_recorded(comparison: Comparison, tested: LiveRun, reference: LiveRun, p
     comparison.add(findings, [], tested, reference, claim)
 
 
-# Old names that mean nothing here, or the same as a newer one.
+# Old options that are accepted and have no effect.
 _SILENT = {"cmd", "debug", "use_cuda"}
 _OPTIONS = (
     "atol", "rtol", "compare_mode", "equal_nan", "diff_phase", "single_step", "steps", "random", "seed", "apis",

@@ -66,7 +66,7 @@ class Finding:
 
 
 class AgreeingPairs:
-    """So many findings, none of which differs. ``make`` makes them when they are first used; it must hold no tensor."""
+    """``count`` findings, none of which differs; ``make`` makes them on first use and must hold no tensor."""
 
     def __init__(self, count: int, make: Callable[[], list[Finding]]) -> None:
         self._count, self._make = count, cache(make)
@@ -130,7 +130,7 @@ def judge_runs(raw: LiveRun, base: LiveRun, matches: Matches, findings: Findings
         run.measure()
         run.settings |= run.ask_settings()
     target, golden = raw, base
-    if raw.mode != base.mode:  # a live model beside a recording of statistics
+    if raw.mode != base.mode:  # a live model against a recording of statistics
         if DIGESTS in (raw.mode, base.mode):
             return None
         target, golden = (_by_statistics(run) for run in (raw, base))
@@ -141,7 +141,7 @@ def judge_runs(raw: LiveRun, base: LiveRun, matches: Matches, findings: Findings
     measure = _measure_in_memory if raw.in_memory or base.in_memory else None
     try:
         compared = compare_runs(target, golden, Options(match=lambda *_: pairs, measure=measure))
-    except BadInput:  # a recording that is no run of its own: perturbed, or without the folder of its tensors
+    except BadInput:  # a recording that cannot be judged: perturbed, or without the folder of its tensors
         return None
     rows = {finding.order for finding in differences}
     # What the judge takes for noise may still be beyond the user's tolerance: then the tolerance decides what differs.
@@ -159,7 +159,7 @@ def _by_statistics(run: LiveRun) -> LiveRun:
 def _measure_in_memory(
     target: Run, golden: Run, pairs: pl.DataFrame, progress: Callable[[int, int], None]
 ) -> pl.DataFrame:
-    """The metrics of all pairs; tensors that the models store the other way round are turned."""
+    """The metrics of all pairs; tensors that one model stores transposed are turned."""
     from twinprobe._compare.one import file_metrics
     from twinprobe._compare.pair_table import as_text
 

@@ -123,7 +123,7 @@ class LiveRun(Run):
 
     @cached_property
     def turned(self) -> set[int]:
-        """Rows of weights and of their gradients that are stored the other way round."""
+        """Rows of weights and of their gradients that are stored transposed."""
         if self.live is None:
             rows = [row for row, layout in enumerate(self.table["layout"].to_list()) if layout == IN_OUT]
         else:
@@ -136,7 +136,7 @@ class LiveRun(Run):
         return {row for row in rows if roles[row] in (PARAMETER, GRADIENT)}
 
     def measure(self) -> None:
-        """Fill in the statistics, which the automatic alignment goes by."""
+        """Fill in the statistics, which the automatic alignment needs."""
         if self.measured:
             return
         self.measured = True

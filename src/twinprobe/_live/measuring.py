@@ -251,7 +251,7 @@ class PairGaps:
 
 
 def put_together(targets: list[HostTensor], goldens: list[HostTensor]) -> tuple[HostTensor, HostTensor]:
-    """Both sides as one tensor each, of which one side may have several parts."""
+    """Both sides as one tensor each; either may come in several parts."""
     whole = targets[0] if len(targets) == 1 else joined(targets, goldens[0])
     return whole, goldens[0] if len(goldens) == 1 else joined(goldens, whole)
 

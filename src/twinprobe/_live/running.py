@@ -163,7 +163,7 @@ def recorded_masks(run: LiveRun, seed: int) -> Masks | None:
             with np.errstate(all="ignore"):
                 ratio = np.where(taken != 0, given / taken, np.nan)
             scale = np.nanmax(ratio) if np.isfinite(ratio).any() else 1.0
-            # Where a zero went in, nothing tells whether it was kept: for the result it does not matter.
+            # Where the input was zero, the mask is unknown, and does not matter.
             masks.append(np.where(np.isnan(ratio), scale, np.where(ratio != 0, scale, 0)).astype(np.float32))
     return Masks(seed, masks) if masks else None
 

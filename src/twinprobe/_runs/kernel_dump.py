@@ -38,7 +38,7 @@ class KernelName:
 
     @property
     def shown(self) -> str:
-        """How a row without a file of its own is called."""
+        """The name of a row that has no file."""
         return f"{self.op}.{self.task}.{self.io}.{self.slot}"
 
 
@@ -208,7 +208,7 @@ def read_kernels(root: Path, folders: list[KernelFolder]) -> tuple[str, list[Ker
 
 
 def _kind(path: Path) -> str:
-    """The kind of a folder: npy files go before a statistic.csv that lies beside them."""
+    """The kind of a folder: npy files take precedence over a statistic.csv next to them."""
     with scan(path) as entries:
         if any(entry.name.endswith(".npy") for entry in entries):
             return NPY

@@ -41,7 +41,7 @@ _WRAPPERS = frozenset({
 
 
 def place(text: str | os.PathLike[str]) -> Path:
-    """The path that a user means: a plain Path, or for a URL its like (fsspec is imported only then).
+    """The path that a user means: a plain Path, or its counterpart for a URL (fsspec is imported only then).
 
     What was known of a URL is forgotten: a command looks at what is there now.
     """

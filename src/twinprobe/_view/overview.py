@@ -271,7 +271,7 @@ def facts(target: dict[str, Any], golden: dict[str, Any] | None) -> dict[str, An
         for values, part in ((given, "inputs"), (made, "outputs")):
             values.update((name, None) for name in _unlike(target, golden, part) if not values.get(name))
     elif golden is not None and any(not given[name] for name in _unlike(target, golden, "inputs")):
-        # One call stands for several: the value agrees with another call's than the one that is shown beside it.
+        # One call corresponds to several: the value agrees with that of another call than the one shown next to it.
         given = {name: value for name, value in given.items() if value}
     most, out = (max((x for x in values.values() if x is not None), default=None) for values in (given, made))
     if metric == OWN_ERROR:

@@ -41,7 +41,7 @@ def remove_pair(view: GraphView, target: str, *, branch: bool) -> Callable[[Matc
 
 
 def add_all(view: GraphView, pairs: dict[str, str]) -> tuple[Callable[[Matches], None], int]:
-    """An edit for imported pairs, whichever way round each is written, and how many of them fit this graph."""
+    """An edit for imported pairs, whichever side each is written from, and how many of them fit this graph."""
     fitting: dict[str, str] = {}
     for name, partner in pairs.items():
         if name not in fitting and _both_there(view, name, partner):

@@ -78,7 +78,7 @@ class Guard:
         return response(environ, start)
 
     def _names_us(self, header: str) -> bool:
-        """A page of another site that had its name pointed at this machine gives itself away by that name."""
+        """Against DNS rebinding: a page of another site whose name points at this machine still sends that name."""
         name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
         if not self._token:
             return name.lower() in _LOOPBACK_NAMES

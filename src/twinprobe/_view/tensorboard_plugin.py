@@ -38,7 +38,7 @@ class TwinProbePlugin(base_plugin.TBPlugin):  # type: ignore[misc, unused-ignore
 
 
 class _Mounted:
-    """TensorBoard hands over whole paths: take the part before ours away, as WSGI wants it."""
+    """TensorBoard passes whole paths: strip the prefix, as WSGI expects."""
 
     def __init__(self, app: ViewApp) -> None:
         self._app = app

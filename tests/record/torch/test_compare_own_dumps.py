@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from twinprobe._cli import main
 from twinprobe._compare.one import Comparison, compare_paths
 from twinprobe.torch import PrecisionDebugger, record
 from warm_python import run_warm
@@ -170,7 +171,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("task", [pytest.param("statistics", marks=pytest.mark.slow), "tensor"])
-def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -> None:
+def test_what_a_killed_process_left_can_be_compared(
+    tmp_path: Path, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = KILLED.format(tests=str(Path(__file__).parent), path=str(tmp_path / "killed"), task=task)
     killed = run_warm(script)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -181,17 +184,6 @@ def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -
     assert summary.verdicts["error"] == 0
     assert any("did not finish" in note for note in summary.notes)
     assert compare_paths(part, part).summary.first is None
-    code = "import sys; from twinprobe._cli import main; sys.exit(main(sys.argv[1:]))"
-    words = [
-        "compare",
-        "-tp",
-        str(tmp_path / "killed"),
-        "-gp",
-        str(tmp_path / "whole"),
-        "-o",
-        str(tmp_path / "out"),
-        "--csv",
-    ]
-    done = run_warm(code, *words)
-    assert done.returncode == 0, done.stderr
-    assert "did not finish" in done.stdout
+    sides = ["-tp", str(tmp_path / "killed"), "-gp", str(tmp_path / "whole")]
+    assert main(["compare", *sides, "-o", str(tmp_path / "out"), "--csv"]) == 0
+    assert "did not finish" in capsys.readouterr().out

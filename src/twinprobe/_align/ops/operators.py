@@ -67,7 +67,7 @@ def _build(layer: OpNode) -> tuple[object, ...]:
     return tuple((node.op_type, len(node.children), node.called) for node in layer.walk())
 
 
-# Names meet where at least one operator in twenty of the smaller side has its like.
+# Names correspond where at least one operator in twenty of the smaller side has a partner.
 _MEETING = 20
 
 

@@ -122,7 +122,7 @@ class OpenedToken:
         return known.shape if known is not None else self._folder.shape(file)
 
     def _digest(self, file: TensorFile) -> int | None:
-        """A number by which tensors are told apart; a few thousand elements do, and the size goes in as well."""
+        """A number that tells tensors apart, from the size and a few thousand elements."""
         known = self._recorded.get(file.file)
         if known is not None:  # equal statistics are as good as equal tensors for telling what feeds what
             return hash(known.values)

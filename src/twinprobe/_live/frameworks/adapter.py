@@ -135,7 +135,7 @@ class Adapter(Protocol):
         """Forget the gradients that a model's modules have from earlier passes."""
 
     def is_whole(self, module: Any) -> bool:
-        """Whether the framework itself has this layer: what it calls inside tells no more than its output."""
+        """Whether the framework itself has this layer: what it calls inside adds nothing to its output."""
         return not getattr(module, self.modules_at) and type(module).__module__.startswith(f"{self.package}.")
 
     def step(self, _model: Any, optimizer: Any, /) -> None:
@@ -330,7 +330,7 @@ def passed_on(ctx: Any, gradient: Any) -> Any:
 
 @cache
 def numpy_name(dtype: np.dtype[Any]) -> str:
-    """The name of an array's dtype; numpy makes it anew each time it is asked."""
+    """The name of an array's dtype; numpy builds it on every access."""
     return str(dtype.name)
 
 

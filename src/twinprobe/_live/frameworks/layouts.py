@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def whole(self) -> bool:
-        """The layout speaks for everything below the layer."""
+        """Whether the layout covers everything below the layer."""
         return bool(self.nested) or any("." in part.place for part in self.parts)
 
 
@@ -80,7 +80,7 @@ Rules = list[tuple[tuple[type, ...], Rule]]
 
 
 def rules_for(package: Any, table: Mapping[str, Rule]) -> Rules:
-    """The rules of a framework by its classes: dotted names under a package, of which old versions lack some."""
+    """The rules of a framework by its classes: dotted names under a package, some of which old versions lack."""
 
     def found(name: str) -> Any:
         return reduce(lambda owner, step: getattr(owner, step, None), name.split("."), package)

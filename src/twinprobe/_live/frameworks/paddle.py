@@ -168,7 +168,7 @@ class PaddleAdapter(Adapter):
         return "float32" if dtype is _float32 else dtype_name(dtype)  # hashing one takes long
 
     def read(self, tensor: Any) -> Array:
-        # NumPy has no bfloat16; Paddle would hand out its bits as integers.
+        # NumPy has no bfloat16; Paddle would return its bits as integers.
         narrow = self.dtype(tensor) in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
         return cast("Array", (tensor.detach().astype("float32") if narrow else tensor.detach()).numpy())
 

@@ -180,7 +180,7 @@ def _several(layers: Any, where: str) -> tuple[Any, ...]:
     return several
 
 
-# Layers that two frameworks build so differently that only a rule of its own copies their weights.
+# Layers that two frameworks build so differently that only a special rule copies their weights.
 
 # By class names along the class hierarchy, so that subclasses count.
 _SPECIAL = {
@@ -282,7 +282,7 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
 
 
 def _hidden_calls(parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> Callable[[str], bool]:
-    """Tells whether a call takes no part."""
+    """A function that says whether a call is left out."""
     whole = {id(layer) for pair in layer_map.pairs for layer in pair} | {id(api.layer) for api in layer_map.apis}
     whole |= {id(layer) for group in layer_map.groups for layer in (*group.first, *group.second)}
     gone = {path for path, layer in paths.layer.items() if layer_map.is_ignored(layer)}

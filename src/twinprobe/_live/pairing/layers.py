@@ -24,7 +24,7 @@ WHOLE = ("attention", "LSTM", "GRU", "RNN")  # kinds of layers that are one thin
 
 @dataclass
 class LayerTree:
-    """The layers of a model that take part, each with what it holds."""
+    """The layers of a model that are compared, each with its weights."""
 
     adapter: Adapter
     model: Any
@@ -53,7 +53,7 @@ class LayerTree:
         return [path for path, weights in self.weights.items() if weights]
 
     def sizes(self, path: str) -> list[list[int]]:
-        """What the weights of a layer look like, whichever way round they are stored."""
+        """What the weights of a layer look like, transposed or not."""
         return sorted(sorted(int(size) for size in tensor.shape) for tensor in self.weights[path].values())
 
 

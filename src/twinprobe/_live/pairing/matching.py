@@ -63,7 +63,8 @@ def match_runs(
     else:
         raw.measure()
         base.measure()
-        board = _known_links(raw, base, layer_map, raw_paths, base_paths, [])  # anew: equal numbers are no places
+        # From scratch: equal call numbers do not mean equal places.
+        board = _known_links(raw, base, layer_map, raw_paths, base_paths, [])
         links = link_automatically(board) if needs_help(raw, base) else link_places(board)
         link_equal_modules(board)
         _follow(board)
@@ -100,10 +101,10 @@ def _known_links(
 
 
 def _match_equal_runs(raw: LiveRun, base: LiveRun) -> Matches | None:
-    """Two runs in memory whose calls all have their like by name, and take and give the same: nothing to align.
+    """Two runs in memory whose calls all have a partner by name, with the same inputs and outputs: nothing to align.
 
-    The usual case, and told without the tables that the general way needs. It finds exactly what that would find;
-    None where something asks for a closer look.
+    The usual case, recognised without the tables that the general way needs, and with the same result; None where
+    the general way is needed.
     """
     if raw.live is None or base.live is None or len(raw.ops) != len(base.ops):
         return None

@@ -348,11 +348,10 @@ def _may_be_turned(wanted: Slot, offered: Slot) -> bool:
     return not is_known and len(wanted.shape) == 2 and wanted.shape[0] == wanted.shape[1]
 
 
-# Models of one shape: every layer with weights has its like at the same path, and one rule for each pair of classes.
+# Models of one structure: every layer with weights has a partner at the same path, and one rule per pair of classes.
 #
-# Most copies are of this kind. They need no search, so that hundreds of layers cost little more than moving their
-# bytes. Whatever is not plain (a map, a rule of the user's, shared tensors, another dtype) is left to the general
-# way.
+# Most copies are of this kind. They need no search, so hundreds of layers cost little more than moving their bytes.
+# Whatever is not plain (a map, a rule of the user's, shared tensors, another dtype) is left to the general way.
 
 # Families whose layout follows from the class alone, with all weights in the layer itself.
 _BY_CLASS = frozenset({"linear", "convolution", "transposed convolution", "embedding", "norm", "bilinear", "prelu"})
@@ -373,7 +372,7 @@ def copy_plain(target: Any, source: Any) -> bool:
     copies = _copies(adapters, sides[0], sides[1])
     if copies is None or not all(_fit(adapters, *copy) for copy in copies):
         return False
-    for index, adapter in enumerate(adapters):  # what is shared needs a closer look
+    for index, adapter in enumerate(adapters):  # shared tensors need the general way
         if len({adapter.key(copy[index]) for copy in copies}) != len(copies):
             return False
     for wanted, offered, here, there in copies:

@@ -43,7 +43,7 @@ class Problem:
 
 @dataclass
 class Match:
-    """Copies that a pair of layers asks for, values to fill in, and what stands in the way."""
+    """What a pair of layers needs: copies, values to fill in; and what prevents it."""
 
     target: Layer | None = None
     source: Layer | None = None
@@ -240,12 +240,12 @@ class LayerPair:
 def layer_pairs_of(
     target: Any, source: Any, pairs: Iterable[Paths], mapped: Collection[Paths] | None
 ) -> list[LayerPair]:
-    """One work for each pair that no other pair speaks for, in the order given."""
+    """The layers of each pair that no rule for an enclosing module covers, in the order given."""
     wanted = list(dict.fromkeys(pairs))
     around = tuple({outer for pair in wanted for outer in _around(pair[side])} for side in (0, 1))
     layer_pairs: dict[Paths, LayerPair] = {}
     closed: tuple[set[str], set[str]] = (set(), set())
-    # From the outside in: a rule for a whole module speaks for everything below it.
+    # From the outside in: a rule for a whole module covers everything below it.
     for paths in sorted(wanted, key=lambda pair: (len(_around(pair[0])), len(_around(pair[1])))):
         if any(closed[side] and closed[side].intersection(_around(paths[side])) for side in (0, 1)):
             continue

@@ -174,7 +174,7 @@ class Crossing:
             self.finish()
 
     def finish(self) -> None:
-        """Everything that will come has come."""
+        """No more gradients will arrive."""
         if self.done:
             return
         self.done = True
@@ -210,7 +210,7 @@ class Crossings:
         self._waiting[crossing] = None
 
     def end(self, crossing: Crossing) -> None:
-        """All that will come has come."""
+        """No more gradients will arrive."""
         self._waiting.pop(crossing, None)
         if crossing.begun:
             self.recorder.backward_ended(crossing)

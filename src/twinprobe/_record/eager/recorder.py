@@ -40,9 +40,9 @@ class EagerRecorder(Recorder):
         self.row_cache = self.make_cache(self.rows)
         self.note = self.row_cache.note
         self.capture = Capturer(self._value, self.failed, dict.fromkeys(self.tensor_types, self._tensor))
-        self.busy = False  # the recorder itself is at work
+        self.busy = False  # the recorder itself is running
         self.in_api = False  # inside a recorded API, where further ones are not recorded
-        self.passes = 0  # backward passes under way
+        self.passes = 0  # backward passes that are running
         self.crossings = Crossings(self)
         self.modules = CallWatch(self)
         self.parameters: GradientWatch = ParameterGradients(self)
@@ -84,7 +84,7 @@ class EagerRecorder(Recorder):
 
     @abstractmethod
     def write_hooks(self) -> Iterable[Any]:
-        """Watch other ways to write: memory handed out, compiled code."""
+        """Watch other ways to write: exposed memory, compiled code."""
 
     @abstractmethod
     def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Any]:
@@ -198,7 +198,7 @@ class EagerRecorder(Recorder):
         self.patches.resume()
 
     def memory_exposed(self) -> None:
-        """The memory of a tensor is handed out: what the program writes there goes unseen."""
+        """The memory of a tensor is exposed: writes to it cannot be observed."""
         if not self.busy:
             self.row_cache.distrust()
 

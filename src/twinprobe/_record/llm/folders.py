@@ -210,7 +210,7 @@ def dump_data(
 
 
 def _known(path: Path) -> dict[str, dict[str, list[str]]]:
-    """The pairs so far; a file of this process's number from an earlier run that is no such table is begun anew."""
+    """The pairs so far; a file that an earlier process of this number left and that is no such table is replaced."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -93,7 +93,7 @@ class LlmRecorder(TorchRecorder):
         super().__init__(_record_config(config))
         self.engine.close()  # the one of training runs; ours has other folders
         self.device = device_name(model)
-        # A processor has no number of its own: it goes by the one that the user gives.
+        # A CPU has no device number: it gets the one that the user gives.
         number = config.device_id if self.device == "cpu" and config.device_id is not None else ""
         self.top, self.folder = device_folder(config.dump_path, config.layout, f"{self.device}{number}")
         self.types = {name: type(module).__name__ for name, module in module_names(model)}

@@ -279,8 +279,8 @@ class _Snapshot:
 # Tensors noted without a copy, until they are written to.
 #
 # Copying what two models compute takes longer than computing it. So a tensor is held, and copied before the first
-# call that writes to memory: the watchers of the recorder see these calls. Where memory may be written unseen (arrays
-# handed out, scripted code) tensors are copied at once, and so is everything outside ``held_until_compared``.
+# call that writes to memory: the recorder observes these calls. Where memory may be written unobserved (exposed
+# arrays, scripted code) tensors are copied at once, and so is everything outside ``held_until_compared``.
 
 
 class Holder(Protocol):
@@ -311,7 +311,7 @@ class Aliases:
         return self._thread == get_ident()
 
     def hold(self, held: Holding) -> bool:
-        """Look after a note whose row has the tensor itself; False where this thread may not hold any."""
+        """Keep track of a note whose row has the tensor itself; False where this thread may not hold any."""
         if self._thread != get_ident():
             return False
         self._waiting.append(held)
@@ -343,7 +343,7 @@ class Aliases:
                     row.payload = holder.copy_of(tensor)
 
     def drop_changed(self) -> int:
-        """Drop tensors that were written to unseen: their values are lost. Returns how many."""
+        """Drop tensors that were overwritten unobserved: their values are lost. Returns how many."""
         waiting = self._waiting
         lost = [note.row for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
         for row in lost:
@@ -408,7 +408,7 @@ class LeftGradients:
         names = recorder.engine.rows.names
         mark = f".{BACKWARD}."
         turns = {name.rpartition(mark)[0] + ".": turn for turn, name in enumerate(names) if mark in name}
-        # A module of which nothing is known comes last.
+        # A module that did not run backward comes last.
         for info in sorted(self._infos, key=lambda info: turns.get(info.prefix, len(names))):
             notes = {}
             for name, parameter in self._parameters(info).items():

@@ -47,7 +47,7 @@ class KeptTensors(PaddleTensors):
         self._recorder = recorder
         self._held: dict[int, Holding] = {}
         self._last = _NOTHING
-        self.exposed = False  # memory was handed out: writes to it go unseen
+        self.exposed = False  # memory was exposed: writes to it cannot be observed
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""

@@ -1,4 +1,4 @@
-"""PyTorch's tensors, kept as they are noted: nothing is measured, and a tensor that is met again is known at once."""
+"""PyTorch's tensors, kept as they are noted: nothing is measured, and a tensor that comes again is recognised."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class KeptTensors(TensorBook):
         super().__init__(values=False, digest=None)
         self._held: dict[int, Holding] = {}
         self._names: dict[torch.dtype, str] = {}
-        self.exposed = False  # memory was handed out: writes to it go unseen
+        self.exposed = False  # memory was exposed: writes to it cannot be observed
 
     def keep(self, tensor: torch.Tensor) -> Note:
         """Note a plain tensor or parameter and keep its content."""
@@ -138,7 +138,7 @@ class KeepingRecorder(TorchRecorder):
         self.passes += 1
 
     def pass_ended(self) -> None:
-        if self.graph.in_pass:  # inside another one, which has not come to all parameters yet
+        if self.graph.in_pass:  # inside another one, which has not reached all parameters yet
             return
         try:
             self.parameters.flush()

@@ -165,7 +165,7 @@ class MindSporeRecorder(EagerRecorder):
             yield from self._primitives.replaced([], self)
 
     def _call_jit(self, original: Any, executor: Any, args: Any, kwargs: Any) -> Any:
-        """A compiled function may write to anything. The user is told of each one once."""
+        """A compiled function may write to anything. Each one is reported once."""
         name = getattr(getattr(executor, "fn", None), "__qualname__", "")
         if name and getattr(executor, "obj", None) is None and name not in self._jit_calls:
             self._jit_calls.add(name)

@@ -85,12 +85,12 @@ def is_differentiable(tensor: Any) -> bool:
 
 
 class UseGraph:
-    """Knows which calls are under way, and tells them of every use of their inputs."""
+    """Knows which calls are running, and reports every use of their inputs to them."""
 
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self._frames: list[UseWatch] = []
-        self._users: dict[int, list[User]] = {}  # by the number of a tensor: the calls under way that took it
+        self._users: dict[int, list[User]] = {}  # by the number of a tensor: the running calls that took it
 
     def before(self, name: str, args: Any, kwargs: Any) -> UseWatch:
         """A call begins."""
@@ -127,7 +127,7 @@ class UseGraph:
             if not isinstance(value, _Tensor) or value.stop_gradient:
                 return value
             users = self._users.get(id(value), ())
-            # A leaf that no call under way has taken needs no alias: its parts are added in the same order anyway.
+            # A leaf that no running call has taken needs no alias: its parts are added in the same order anyway.
             if (not users and value.is_leaf) or not value.is_dense():
                 return value
             if id(value) in kept:

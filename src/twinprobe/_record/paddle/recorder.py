@@ -278,7 +278,7 @@ class PaddleWatcher(EagerWatcher):
         return [(name, parameter) for name, parameter in model.named_parameters() if not parameter.stop_gradient]
 
     def random_state(self) -> bytes:
-        # The state is the generator's words; before them stands an address, which means nothing.
+        # The state is the generator's words, after an address that changes from run to run.
         words = " ".join(map(str, paddle.get_rng_state("cpu"))).split()
         return " ".join(word for word in words if not word.startswith("0x")).encode()
 

@@ -116,7 +116,7 @@ class EagerWatcher(Watcher):
         key = id(module)
         entry = key in self._entries
         block = self._blocks.get(key)
-        if (block is None and not entry) or self.passes:  # in a pass: computed once more
+        if (block is None and not entry) or self.passes:  # in a pass: recomputed
             return original(module, *args, **kwargs)
         if entry:
             self._depth += 1
@@ -133,7 +133,7 @@ class EagerWatcher(Watcher):
 
     @contextmanager
     def in_pass(self) -> Iterator[None]:
-        """A backward pass runs in this block: modules that are called in it are computed once more."""
+        """A backward pass runs in this block: modules that are called in it are recomputed."""
         self.passes += 1
         try:
             yield

@@ -49,7 +49,7 @@ class TorchWatcher(Watcher):
         super().__init__(config)
         self._backward: Any = None
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
-        self._buffers: list[tuple[str, dict[str, Any], str]] = []  # a module may put another tensor in its place
+        self._buffers: list[tuple[str, dict[str, Any], str]] = []  # a module may replace the tensor
         self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
         self._on_host = HostPass()
         self._passes: dict[torch.device, DevicePass | None] = {}
@@ -64,7 +64,7 @@ class TorchWatcher(Watcher):
         self._digests = Digests()
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
-        self._late = False  # a step with a closure is under way: its gradients come while it runs
+        self._late = False  # a step with a closure is running: its gradients are computed inside it
 
     # -- attaching --------------------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class HostPass:
 
 
 class _Layout:
-    """Where the results of tensors stand in the rows: the same in most steps, and then worked out once."""
+    """Where the results of tensors are in the rows; most steps have the same layout, so it is computed once."""
 
     def __init__(self, measured: list[tuple[Sequence[int], int]]) -> None:
         self.measured = measured
@@ -120,7 +120,7 @@ class DevicePass:
         self._streams: dict[int, Any] = {}
 
     def measure(self, tensors: list[tuple[Sequence[int], torch.Tensor]]) -> None:
-        """Measure now, on the current stream; beside each tensor stand its series: norm, max and perhaps mean."""
+        """Measure now, on the current stream; each tensor comes with its series: norm, max and perhaps mean."""
         stream = 0
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             if self._device.type == "cuda":

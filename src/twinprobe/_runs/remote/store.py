@@ -245,7 +245,7 @@ class Store(LazyFileSystem):
         return sizes
 
     def forget(self, path: str) -> None:
-        """Look anew at everything at and below this path, and at the folder that it lies in."""
+        """Forget what is known of everything at and below this path, and of the folder that contains it."""
         with self._lock:
             self._sizes.clear()
             self._small.clear()

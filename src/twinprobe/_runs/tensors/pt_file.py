@@ -70,7 +70,7 @@ def zip_members(
 
 
 class _Window:
-    """The contents as a file object that refuses to hand out more at once than any sound directory is long."""
+    """The contents as a file object that refuses to return more at once than any sound directory is long."""
 
     __slots__ = ("data", "longest", "position")
 

@@ -20,7 +20,7 @@ _MOST_VISITS, _MOST_LETTERS, _DEEPEST = 4_000_000, 16 << 20, 64
 
 @dataclass(slots=True, eq=False)
 class Opaque:
-    """What stands in the place of an object: the name of its class or function, and what it would have been made of."""
+    """A stand-in for an object: the name of its class or function, and the arguments it would have been made from."""
 
     name: str
     arguments: tuple[object, ...] = ()
