@@ -16,14 +16,15 @@ MOST = {
     # Each decoding step is a result of its own: the judge asks for the model that makes them.
     # It asks what golden alone gives to a call, which modules stand in for others, which parameters noise alone has
     # moved, and whether another framework means the same by its eps and its momentum (343 functions before).
-    "compare": {"files": 30, "functions": 351, "changes": 38},
+    # It asks what a normalisation hides from statistics, and which updates Adam makes of noise (351 functions before).
+    "compare": {"files": 30, "functions": 353, "changes": 38},
     # One hook for all calls that end at a node, and a mode that rests between steps (249 functions before).
     "record": {"files": 25, "functions": 254, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
     # It asks for weights in another order, and the aligner has a rule more.
     # It pairs as compare does, in place of a matcher of its own (78 files, 757 functions, 158 changes before).
     # The same questions of the judge as in compare (660 functions before).
-    "auto_diff": {"files": 71, "functions": 673, "changes": 170},
+    "auto_diff": {"files": 71, "functions": 675, "changes": 170},
 }
 
 

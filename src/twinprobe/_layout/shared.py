@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from twinprobe._align.calls import dims
@@ -96,7 +97,7 @@ def own_positions(whole: Whole) -> set[int]:
         places = role == OUTPUT and _PLACES.search(op)
         if not places and not made:
             continue
-        own = tuple(f"{piece.rank} {piece.shape} {piece.stats}" for piece in whole.pieces_of(row))
+        own = tuple(f"{piece.rank} {prod(piece.shape or ())} {piece.stats}" for piece in whole.pieces_of(row))
         if places:
             made.add(own)
         if own in made:
