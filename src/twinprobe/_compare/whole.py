@@ -17,7 +17,7 @@ from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS
-from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, product_types
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
@@ -54,6 +54,7 @@ _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
+_ADAPTIVE = r"(?i)^Optimizer\..*\.[^.]*(ada|rmsprop|lamb)[^.]*\.\d+\.forward\.input\.lr$"
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
@@ -173,6 +174,8 @@ def compare_whole(job: Job, options: Options) -> Comparison:
             words = [f"{side}: gradients are reduced in {dtype}, and judged by its precision"
                      for side, (_, dtype) in zip(("target", "golden"), precisions, strict=True) if dtype]  # fmt: skip
             notes = [*words, *notes]
+    else:
+        runs[0].settings[ADAPTIVE_RATE] = _adaptive_rate(job.ranks[0])
     seen = [bool(side.files(OPTIMIZER_FILE)) for side in job.ranks]
     if any(seen) and not all(seen):
         notes = [*notes, not_compared(job.ranks[seen.index(False)].root)]
@@ -237,6 +240,16 @@ def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
             return finding
     ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
     return f"{name}: ranks {ranks} have the gradients of their own backward passes: nothing has reduced them"
+
+
+def _adaptive_rate(side: StepRanks) -> float:
+    """The rate of optimizers that divide by the size of a gradient, as a rank has it; 0 where there is none."""
+    for file in side.files(OPTIMIZER_FILE).values():
+        with suppress(TwinProbeError):
+            table = open_run(file).table
+            rates = table.filter(table["name"].str.contains(_ADAPTIVE))["max"].drop_nulls().drop_nans()
+            return float(rates.max() or 0.0)  # type: ignore[arg-type]
+    return 0.0
 
 
 def _gradient_precision(side: StepRanks) -> tuple[float, str]:

@@ -31,6 +31,7 @@ UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
 _PRODUCT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention){FORWARD_CALL}\.output"
 _USUAL = 0.3
 PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the epsilon of the step's matrix products
+ADAPTIVE_RATE = "adaptive_rate"  # a setting: the rate of an optimizer that divides by a gradient's size (Adam)
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
 _LAST_DIGITS = 1e-12  # of a plain number

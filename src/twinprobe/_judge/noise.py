@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import (
+    ADAPTIVE_RATE,
     COARSE,
     WILD,
     Values,
@@ -141,7 +142,7 @@ def expected_errors(
         _on_the_way_in(flow, values, grain, depth, furthest),
     )
     if step:
-        local = np.where(flow.parameter, np.fmax(local, _one_element(operands, abs(step))), local)
+        local = np.where(flow.parameter, np.fmax(local, _one_element(values, operands, abs(step), settings)), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
@@ -266,13 +267,15 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     return np.hypot(distance, np.hypot(multiplied, alike))
 
 
-def _one_element(operands: _Operands, steps: int) -> float:
+def _one_element(values: Values, operands: _Operands, steps: int, settings: dict[str, Any]) -> Floats:
     """How far a single element may go in so many steps: Adam moves it by the rate, one way or the other, where its
-    gradient is rounding. As a distance; 0 where no calls of such an optimiser were recorded."""
-    if not operands.divides.any():
-        return 0.0
-    corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by what corrects the first moment
-    return 2 * steps * corrected * (1 - _BETA1 ** (steps + 1))
+    gradient is rounding. As a distance; 0 where nothing is known of such an optimiser. A parameter that began as zero
+    is nothing but updates, and all of its elements may go that far."""
+    if operands.divides.any():
+        corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
+        return np.full(len(values.norm), 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
+    furthest = 2 * steps * float(settings.get(ADAPTIVE_RATE, 0.0))
+    return np.where(values.rms <= furthest, furthest * np.sqrt(values.elements), furthest)
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
