@@ -385,10 +385,9 @@ def two_dimensions(model: Model) -> None:
 def fully_sharded_first(model: Model) -> nn.Module:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    cpu = torch.device("cpu")
-    for at, block in enumerate(model.layers):
-        model.layers[at] = FullyShardedDataParallel(block, device_id=cpu, use_orig_params=True)
-    return FullyShardedDataParallel(model, device_id=cpu, use_orig_params=True)
+    shard = functools.partial(FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=not Layout.flat)
+    model.layers = nn.ModuleList(map(shard, model.layers))
+    return shard(model)
 
 
 def spread_experts(model: Model) -> None:
@@ -413,8 +412,8 @@ DATA_PARALLEL = ("ddp", "fsdp1", "fsdp2", "hsdp", "ep")
 def plant(model: nn.Module) -> None:
     """Faults that sit in the modules of one rank."""
     word, _, rest = Layout.fault.partition(":")
-    if word in ("scaled", "frozen") and int(rest.split(":")[0]) == Layout.rank:
-        _, path, *factor = rest.split(":")
+    rank, path, *factor = f"{rest}::".split(":")
+    if word in ("scaled", "frozen") and int(rank) == Layout.rank:
         parameter = next(p for name, p in model.named_parameters() if name.endswith(path))
         if word == "frozen":
             parameter.requires_grad_(requires_grad=False)
@@ -436,8 +435,8 @@ def plant(model: nn.Module) -> None:
 def words_of(step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 + step)
     words = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=generator)
-    if Layout.kind in DATA_PARALLEL:
-        words = own_part(words, 0)
+    if Layout.kind in DATA_PARALLEL:  # dealt: as a DistributedSampler does it
+        words = words[Layout.rank :: Layout.ranks] if Layout.dealt else own_part(words, 0)
     if Layout.kind == "2d":
         words = words.chunk(Layout.ranks // 2)[Layout.rank // 2]
     return words
@@ -463,17 +462,19 @@ def finish_gradients(model: nn.Module, micro: int) -> None:
 
 
 def clip(model: nn.Module) -> None:
-    if not Layout.clip:
+    if not Layout.clip or Layout.has("no_clip", rank=-2):
         return
-    if Layout.has("no_clip", rank=-2):
-        return
-    if Layout.kind == "fsdp1":
+    if Layout.has("clip_first", rank=-2):  # of a model without DDP
+        torch.nn.utils.clip_grad_norm_(model.parameters(), Layout.clip)
+        for parameter in model.parameters():
+            parameter.grad = summed(parameter.grad) / Layout.ranks
+    elif Layout.kind == "fsdp1":
         model.clip_grad_norm_(Layout.clip)
     else:
         torch.nn.utils.clip_grad_norm_(model.parameters(), Layout.clip)
 
 
-Layout.clip, Layout.mixed = 0.0, False  # type: ignore[attr-defined]
+Layout.clip, Layout.mixed, Layout.flat, Layout.dealt = 0.0, False, False, False  # type: ignore[attr-defined]
 
 
 def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str, dtype: str, fault: str) -> None:
@@ -484,23 +485,22 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     Layout.dropout = 0.25 if "dropout" in options else 0.0
     Layout.experts = "branches" if "branches" in options else "experts"
     Layout.layers = 2 * LAYERS if "deep" in options else LAYERS
-    Layout.clip = 0.5 if "clip" in options else 0.0
+    Layout.clip, Layout.flat, Layout.dealt = 0.5 * ("clip" in options), "flat" in options, "dealt" in options
     micro, Layout.mixed = 2 if base == "pp" or "micro" in options else 1, "mixed" in options
     grouped = ranks > 1 or base == "fsdp2"  # of one rank
     if grouped:
         dist.init_process_group("gloo", init_method=f"file://{output}.meet", rank=rank, world_size=ranks)
     torch.manual_seed(7)
-    model: Any = Model()
+    model: Any = Model().to(getattr(torch, dtype))
     prepare: dict[str, Callable[[Any], Any]] = {
         "megatron": split_weights, "sp": split_weights, "tp": tensor_parallel, "fsdp2": fully_sharded,
         "fsdp1": fully_sharded_first, "ddp": nn.parallel.DistributedDataParallel, "ep": spread_experts, "pp": own_stage,
         "2d": two_dimensions, "hsdp": fully_sharded,
     }  # fmt: skip
-    model = model.to(getattr(torch, dtype))
     if "checkpoint" in options:
         for block in model.layers:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    if base in prepare:
+    if base in prepare and fault != "clip_first":
         model = prepare[base](model) or model
     if "hook" in options:
         model.register_comm_hook(None, fp16_compress_hook)

@@ -15,9 +15,8 @@ from twinprobe._align.calls import epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.deviation import PRODUCT_PRECISION, product_types
+from twinprobe._judge.deviation import ADAPTIVE_RATE, PRODUCT_PRECISION, product_types
 from twinprobe._judge.flow import PARAMETER_GRADIENTS
-from twinprobe._judge.noise import ADAPTIVE_RATE
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
@@ -167,10 +166,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         judged = judge(target, evidence, options.thresholds)
     summary = _summarise(mode, target, golden, evidence, judged, pairs)
     first = summary.first
-    if target.step > 0 and first is not None and first.begins == PARAMETER_DIFFERS:
+    if target.step > 0 and first is not None and first.begins == PARAMETER_DIFFERS and not target.arrangement:
         from twinprobe._compare.updates import adaptive_rate
 
-        target.settings[ADAPTIVE_RATE] = adaptive_rate(target, golden)
+        files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
+        target.settings[ADAPTIVE_RATE] = min(adaptive_rate([file] if file.is_file() else []) for file in files)
         if target.settings[ADAPTIVE_RATE]:  # modules alone do not show what the step before made of noise
             judged = judge(target, evidence, options.thresholds)
             summary = _summarise(mode, target, golden, evidence, judged, pairs)

@@ -6,20 +6,22 @@ gradients, settings and updated parameters agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
-from twinprobe._judge.noise import ADAPTS
+from twinprobe._judge.operations import ADAPTIVE
 from twinprobe._judge.origin import Divergence, Summary, update_of_one_run
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
-from twinprobe._runs.run import DIGESTS, DUMP, OPTIMIZER_FILE, Run, open_run
+from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
 from twinprobe.errors import TwinProbeError
 
@@ -28,24 +30,18 @@ if TYPE_CHECKING:
 
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
+_RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
 
 
-def adaptive_rate(target: Run, golden: Run) -> float:
-    """The largest rate of an optimizer that makes whole steps of gradients that are noise, as both runs'
-    optimizer.json say; 0 where there is none."""
-    rates = []
-    for run in (target, golden):
-        file = run.path.parent / OPTIMIZER_FILE
-        try:
-            updates = open_run(file) if file.is_file() else None
-        except TwinProbeError:  # reported where updates are compared
-            updates = None
-        if updates is None:
-            return 0.0
-        adaptive = [number for number, op in enumerate(updates.op_names) if ADAPTS.search(op.body)]
-        given = updates.table.filter(updates.table["op"].is_in(adaptive) & updates.table["name"].str.ends_with(".lr"))
-        rates.append(max(given["max"].drop_nulls().to_list(), default=0.0))
-    return min(rates)
+def adaptive_rate(files: Iterable[Path]) -> float:
+    """The largest rate of optimizers that make whole steps of gradients that are noise (Adam), as the first of these
+    optimizer.json files that can be read has it; 0 where there is none."""
+    for file in files:
+        with suppress(TwinProbeError):  # reported where updates are compared
+            table = open_run(file).table
+            rates = table.filter(table["name"].str.contains(_RATE))["max"].drop_nulls().drop_nans()
+            return max(rates.to_list(), default=0.0)
+    return 0.0
 
 
 def add_little(summary: Summary, target: Run, golden: Run) -> bool:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from twinprobe._align.calls import bare_path, epsilon
+from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
-from twinprobe._compare.updates import SCALE_OF_LOSS
-from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, SILENT, product_types
+from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate
+from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT, product_types
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.search import ARGUMENT, OUTSIDE
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
@@ -55,6 +55,7 @@ _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
+_PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
@@ -174,6 +175,8 @@ def compare_whole(job: Job, options: Options) -> Comparison:
             words = [f"{side}: gradients are reduced in {dtype}, and judged by its precision"
                      for side, (_, dtype) in zip(("target", "golden"), precisions, strict=True) if dtype]  # fmt: skip
             notes = [*words, *notes]
+    else:
+        runs[0].settings[ADAPTIVE_RATE] = adaptive_rate(job.ranks[0].files(OPTIMIZER_FILE).values())
     seen = [bool(side.files(OPTIMIZER_FILE)) for side in job.ranks]
     if any(seen) and not all(seen):
         notes = [*notes, not_compared(job.ranks[seen.index(False)].root)]
@@ -192,7 +195,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     a micro batch is divided by their number, in the program or in a library that calls backward.
     """
     summary, first = comparison.summary, comparison.summary.first
-    if first is None or not (_scales_the_loss(comparison.target, first) or _loss_begins(first)):
+    if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
         return comparison
     updates = replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
     given = compare_whole(updates, replace(options, noise=None)).summary
@@ -203,15 +206,19 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     return replace(comparison, summary=replace(summary, first=None, others=[], results=kept, notes=notes))
 
 
-def _scales_the_loss(target: Run, first: Divergence) -> bool:
-    """Whether this is another factor by which a single number is multiplied: nothing but a loss has a way back."""
+def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
+    """Whether a single number is multiplied by another factor, or in one run alone: a loss, if it has a way back."""
     call = parse_op(first.op)
-    rows = target.table.filter(target.table["name"] == f"{first.op}.output.0")
+    run = comparison.golden if first.begins == MISSING else comparison.target
+    rows = run.table.with_row_index("row").filter(run.table["name"] == f"{first.op}.output.0")
+    # The whole shape of what only one run has is not known.
+    shapes = [run.pieces_of(row)[0].shape if isinstance(run, Whole) else dims(shape)
+              for row, shape in rows.select("row", "shape").iter_rows()]  # fmt: skip
     return (
-        first.begins == ARGUMENT
+        first.begins in (ARGUMENT, EXTRA, MISSING)
         and call.direction == FORWARD
         and bool(_FACTOR.search(call.body))
-        and rows["shape"].to_list() == ["[]"]
+        and shapes == [()]
         and rows["requires_grad"].to_list() == [True]
     )
 
@@ -398,6 +405,7 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         return None
     pairs = comparison.evidence.pairs
     given = pairs["t_name"].str.contains(r"\.input\.") & pairs["t_dtype"].str.contains("int")
+    given &= ~pairs["t_name"].str.contains(_PLACES)
     rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
     columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
     for order, row, partner, name, other in columns.iter_rows():

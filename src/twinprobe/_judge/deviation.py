@@ -33,6 +33,7 @@ _USUAL = 0.3
 PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the epsilon of the step's matrix products
 # The same, by the paths of parameters: the share of a gradient's elements that are nothing but rounding.
 SILENT = "silent"
+ADAPTIVE_RATE = "adaptive_rate"  # a setting: the rate of an optimizer that divides by a gradient's size (Adam)
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
 _LAST_DIGITS = 1e-12  # of a plain number

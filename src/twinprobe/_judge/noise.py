@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import (
+    ADAPTIVE_RATE,
     COARSE,
     SILENT,
     WILD,
@@ -32,6 +33,7 @@ from twinprobe._judge.deviation import (
 )
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
+    ADAPTIVE,
     OTHER_MODULE,
     Family,
     hidden_precision,
@@ -58,9 +60,7 @@ _BACKWARD = 3.0
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _OF_LISTS, _USUAL_STEP, _BETA1 = "addcdiv", "_foreach", 1e-2, 0.9
-# Optimizers that divide by a gradient's size, or take its sign.
-ADAPTS = re.compile(r"(?i)\.[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*$")
-ADAPTIVE_RATE = "adaptive_rate"  # a setting of a run that records modules alone: the rate of such an optimizer
+_ADAPTS = re.compile(rf"(?i)\.{ADAPTIVE}$")
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _BATCH = 4  # terms of a sum: more are those of a batch
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
@@ -147,7 +147,7 @@ def expected_errors(
         _on_the_way_in(flow, values, grain, depth, furthest),
     )
     if step:
-        local = np.where(flow.parameter, np.fmax(local, _one_element(operands, abs(step), settings)), local)
+        local = np.where(flow.parameter, np.fmax(local, _one_element(values, operands, abs(step), settings)), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
@@ -271,13 +271,15 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     return np.hypot(distance, np.hypot(multiplied, alike))
 
 
-def _one_element(operands: _Operands, steps: int, settings: dict[str, Any]) -> float:
+def _one_element(values: Values, operands: _Operands, steps: int, settings: dict[str, Any]) -> Floats:
     """How far a single element may go in so many steps: Adam moves it by the rate, one way or the other, where its
-    gradient is rounding. As a distance; 0 where nothing was recorded of such an optimiser."""
-    if not operands.divides.any():
-        return 2 * steps * float(settings.get(ADAPTIVE_RATE, 0.0))
-    corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by what corrects the first moment
-    return 2 * steps * corrected * (1 - _BETA1 ** (steps + 1))
+    gradient is rounding. As a distance; 0 where nothing is known of such an optimiser. A parameter that began as zero
+    is nothing but updates, and all of its elements may go that far."""
+    if operands.divides.any():
+        corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
+        return np.full(len(values.norm), 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
+    furthest = 2 * steps * float(settings.get(ADAPTIVE_RATE, 0.0))
+    return np.where(values.rms <= furthest, furthest * np.sqrt(values.elements), furthest)
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
@@ -436,7 +438,7 @@ class _Operands:
             self.step = np.where(self.step > 0, self.step, np.where(whole, 1.0, _USUAL_STEP))
             self.least = np.where(whole, 0.0, 1.0)
         self.rate = np.zeros(self.count)  # of an update that divides by the size of its gradient: optimizer.json
-        adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(ADAPTS.search(op.body)))
+        adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
         if adapts.any():
             given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())
             self.rate[flow.of_row[given]] = np.nan_to_num(pairs["t_max"].to_numpy().astype(np.float64)[given])

@@ -274,6 +274,8 @@ def argument_name(row: str) -> str:
     return names[int(place)] if int(place) < len(names) else f"argument {place}"
 
 
+# Optimizers that divide by a gradient's size, or take its sign: they make a whole step of a gradient that is noise.
+ADAPTIVE = r"[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*"
 _EPS, _SAME_STEPS, _MINDSPORE = r"^Optimizer\..*\.input\.eps$", 2e-3, "Float32"
 
 

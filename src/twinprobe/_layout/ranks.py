@@ -397,7 +397,9 @@ def find_layout(
     named = _mesh_sizes(headers)
     if other is None and not named and not sizes:
         own = token_shape(next(iter(ranks.values())).run)
-        if own is not None and words is not None and own[1] == words[1] and _hold_the_same(ranks):
+        # Models of images have no words, and no sequence that might be cut.
+        uncut = own is words if None in (own, words) else own[1:2] == words[1:2]  # type: ignore[index]
+        if uncut and _hold_the_same(ranks):
             return layout_for({"dp": world}, world, where), "found: all ranks hold the same parameters"
         raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
     lists = _compare_shapes(list(ranks.values()), other, world, sizes) if other is not None else ()

@@ -132,7 +132,7 @@ def own_positions(whole: Whole) -> set[int]:
         places = role == OUTPUT and _PLACES.search(op)
         if not places and not made:
             continue
-        own = tuple(f"{piece.rank} {piece.shape} {piece.stats}" for piece in whole.pieces_of(row))
+        own = tuple(f"{piece.rank} {prod(piece.shape or ())} {piece.stats}" for piece in whole.pieces_of(row))
         if places:
             made.add(own)
         if own in made:

@@ -157,7 +157,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     parents = merged_parents(parts)
     around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other) if layout.tp > 1 else set())
     routing = {name for name, above in parents.items() if above in around and not is_module(name)}
-    roots = _wrapped_models(parents, other)
+    roots = _of_wrappers(parents, other)
     rows = rows.filter(~pl.col("op").is_in(list(routing | roots)))
     parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
@@ -185,14 +185,17 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     return whole
 
 
-def _wrapped_models(parents: Mapping[str, str | None], other: Run | None) -> set[str]:
-    """The calls of the model itself, where it is recorded because a wrapper is around it, and not in the other run.
+def _of_wrappers(parents: Mapping[str, str | None], other: Run | None) -> set[str]:
+    """Calls that a wrapper is around, and that the other run cannot have: of the model itself, or with FSDP's shards.
 
-    Its inputs would have no counterpart, so that whatever differs in them would seem to begin in its own code.
+    The inputs of the model would have no counterpart, so that whatever differs in them would seem to begin in its own
+    code. Of two runs made of ranks, each copies other shards into what it gathers.
     """
     known = {parse_op(name).body for name in other.ops if is_module(name)} if other is not None else set()
     calls = ((name, parse_op(name).body) for name in parents if is_module(name))
-    return {name for name, path in calls if known and path not in known and (not path or path.isdecimal())}
+    found = {name for name, path in calls if known and path not in known and (not path or path.isdecimal())}
+    shards = {name for name in parents if name.startswith("fsdp.")}
+    return found | shards if other is None or isinstance(other, Whole) else found
 
 
 def _bare(name: str) -> str:

@@ -342,6 +342,11 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     worst = max(alone.values(), default=0.0)
     wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
     used = set(alone).union(*(one.own for one in shared))
+    right = {at for at, gap in alone.items() if gap <= close}
+    # Of blocks that several make up and that differ, a piece is wrong if the others are right wherever they are alone.
+    left = [one.own.keys() - right - wrong for one in shared if one.gap > close and not one.own.keys() & wrong]
+    wrong |= {at for rest in left if len(rest) == 1 and right for at in rest}
+    alone |= dict.fromkeys(wrong - alone.keys(), inf)
     if not alone:
         return _by_factor(shared) if any(one.gap > close for one in shared) else set()
     unknown = used - set(alone) or any(one.gap > close and not one.own.keys() & wrong for one in shared)

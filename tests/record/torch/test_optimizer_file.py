@@ -122,3 +122,32 @@ def test_parameters_after_a_step_are_measured_together_not_one_by_one(
     monkeypatch.setattr(device, "_device_measure", lambda *_: object())
     train(tmp_path)
     assert [size for size in sizes if size][-1] == 4, sizes  # weights and biases of two layers
+
+
+def test_gradients_of_a_closure_are_those_that_it_made(tmp_path: Path) -> None:
+    """Lightning steps with a closure: when the step begins, there are no gradients yet, or those of the step before."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[float] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.full((3, 4), 1.0 + len(seen))).pow(2).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert model.weight.grad is not None
+        seen.append(float(model.weight.grad.norm()))
+        return loss
+
+    with record(model, tmp_path, level="mix") as recording:
+        for step in range(2):
+            optimizer.step(closure) if step else optimizer.step(closure=closure)  # type: ignore[func-returns-value]
+            recording.step()
+    for step, norm in enumerate(seen):
+        (file,) = tmp_path.glob(f"step{step}/*/optimizer.json")
+        entry = json.loads(file.read_text())["data"]["Optimizer.weight.SGD.0.forward"]
+        assert entry["input_args"][0]["Norm"] == pytest.approx(norm)
+        assert entry["output"][0]["Norm"] != entry["parameters"]["before"]["Norm"]
+        (construct,) = tmp_path.glob(f"step{step}/*/construct.json")
+        around = json.loads(construct.read_text())
+        assert around["Tensor.pow.0.forward"] is None  # the program's own code, not the optimizer's

@@ -1,0 +1,103 @@
+"""Data parallel trainings: what they do otherwise than one process is no difference, and a fault in it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_parallel_layouts import assert_agreement, compared
+
+from support import slow
+
+if TYPE_CHECKING:  # the tests of other folders have a conftest as well
+    from conftest import Trained
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("level", ["L0", *slow("mix")])
+def test_parameters_that_fsdp_has_flattened_are_compared_one_by_one(
+    trained: Trained, level: str, tmp_path: Path, capsys: Capture
+) -> None:
+    document = compared(trained("fsdp1+flat+clip", 2, level), trained("single+clip", 1, level), tmp_path, capsys)
+    assert_agreement(document)
+    # Every parameter, as modules and as the optimizer have it.
+    assert document["by_name"]["step1/optimizer"]["golden_only"] == 0
+    table = next((tmp_path / "step0").glob("compare_result_whole*.csv")).read_text()
+    assert "Module.layers.1.mlp.up.Linear.forward.0.parameters.weight,Module.layers.1.mlp.up" in table
+    assert ".parameters._flat_param" not in table
+
+
+def test_a_parameter_in_a_flattened_one_is_named(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
+    """A rank's shard of a flat parameter has a part of each parameter in it, or none."""
+    fault = "scaled:1:layers.1._fsdp_wrapped_module._flat_param:1.5"
+    document = compared(trained("fsdp1+flat", 2, fault=fault), trained("single"), tmp_path, capsys)
+    first = document["by_name"]["step0/whole"]["first"]
+    assert first["module"].startswith("layers.1.")
+    assert "the parameter differs" in first["sentence"]
+
+
+def test_optimizer_states_that_are_spread_over_ranks_have_made_as_many_steps(
+    trained: Trained, tmp_path: Path, capsys: Capture
+) -> None:
+    assert_agreement(compared(trained("ddp+zero"), trained("single"), tmp_path, capsys))
+
+
+def test_a_scaled_shard_is_named_though_normalisations_hide_it(
+    trained: Trained, tmp_path: Path, capsys: Capture
+) -> None:
+    """Statistics of what a layer norm gives are the same whatever comes in: the difference was lost there."""
+    fault = "scaled:3:layers.0.mlp.up.weight:1.5"
+    document = compared(trained("hsdp", 4, fault=fault), trained("single"), tmp_path, capsys)
+    first = document["by_name"]["step0/whole"]["first"]
+    assert first["module"] == "layers.0.mlp.up"
+    assert "rank 3's shard differs, which is gathered" in first["sentence"]
+
+
+@pytest.mark.parametrize("level", ["L0", *slow("mix")])
+def test_losses_of_micro_batches_are_divided_and_nothing_differs(
+    trained: Trained, level: str, tmp_path: Path, capsys: Capture
+) -> None:
+    document = compared(trained("ddp+micro", 2, level), trained("single", 1, level), tmp_path, capsys)
+    assert [one["first"] for one in document["ranks"]] == [None] * 4
+    assert all(result["agrees"] for one in document["ranks"] for result in one["results"])
+
+
+@pytest.mark.parametrize("level", ["L0", *slow("mix")])
+def test_losses_of_micro_batches_that_nobody_divides_are_a_divergence(
+    trained: Trained, level: str, tmp_path: Path, capsys: Capture
+) -> None:
+    target = trained("ddp+micro", 2, level, fault="micro_scale")
+    found = compared(target, trained("single", 1, level), tmp_path, capsys)["by_name"]
+    assert "2 times golden's" in found["step0/optimizer"]["first"]["sentence"]
+
+
+def test_words_that_are_dealt_to_ranks_in_another_order_are_the_same_words(
+    trained: Trained, tmp_path: Path, capsys: Capture
+) -> None:
+    """As torch's DistributedSampler does it: each rank gets every second sample."""
+    assert_agreement(compared(trained("ddp+dealt"), trained("single"), tmp_path, capsys))
+    document = compared(trained("ddp+dealt", fault="wrong_rate"), trained("single"), tmp_path, capsys)
+    sentences = [one["first"]["sentence"] for one in document["ranks"] if one["first"]]
+    assert sentences
+    assert not any("comes from outside and differs on" in text for text in sentences)
+
+
+def test_ranks_that_clip_before_they_reduce_are_told(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
+    document = compared(trained("ddp+clip", fault="clip_first"), trained("single+clip"), tmp_path, capsys)
+    sentence = document["by_name"]["step0/optimizer"]["first"]["sentence"]
+    assert "ranks 0, 1 clip by norms of their own" in sentence
+    assert "only the golden run clips" not in sentence
+
+
+@pytest.mark.slow
+def test_places_in_a_ranks_own_batch_are_not_compared(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
+    """Which words go to an expert, as nonzero has them: each rank counts from the beginning of its own batch."""
+    single = trained("single+moe", 1, "mix")
+    document = compared(trained("ddp+moe", 2, "mix"), single, tmp_path, capsys)
+    assert [one["first"] for one in document["ranks"]] == [None] * 4
+    found: dict[str, Any] = compared(trained("ddp+moe", 2, "mix", fault="replica_differs"), single, tmp_path, capsys)
+    first = found["by_name"]["step0/whole"]["first"]
+    assert first["module"] == "layers.1.norm1"
+    assert "rank 1's replica" in first["sentence"]
