@@ -115,7 +115,7 @@ def expected_errors(
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
-    few = np.where(estimated, of_few(pairs, values, step), 0.0)
+    few = np.where(estimated, of_few(pairs, values), 0.0) if step else np.zeros(len(error))
     between = arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
@@ -382,7 +382,9 @@ class _Operands:
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
         self._updates(pairs, flow)
         self.softened = softened(pairs, flow.of_row, count)
-        self.silent: Floats = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
+        self.silent = np.zeros(count)
+        if silent:
+            self.silent = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors

@@ -79,6 +79,13 @@ def _read_layout(path: Path) -> tuple[dict[str, Any], str]:
     return (document, "") if isinstance(document, dict) else ({}, f"{path}: is not an object")
 
 
+def micro_batches(dump: RankDump) -> int:
+    """Into how many micro batches a pipeline cut the batch, as layout.json has it; 1 where nothing is said."""
+    pipeline = dump.header.get("pipeline")
+    count = pipeline.get("micro_batches") if isinstance(pipeline, dict) else None
+    return count if isinstance(count, int) and count > 0 else 1
+
+
 def recorded_world(path: Path) -> int:
     """The number of ranks that a layout.json names; 0 where there is none."""
     world = _read_layout(path)[0].get("world_size")
@@ -557,8 +564,12 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
     own = [parameter_shapes(dump.run) for dump in dumps]
     lists = expert_lists({dump.rank: dump for dump in dumps}, other)
     if "pp" not in sizes:
-        stages = {frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in own}
-        alone = len(stages) > 1 and all(len(shapes) < len(whole) for shapes in own)
+        # A rank that holds everything but experts is no stage, though others may lack a module.
+        every, *held = (
+            frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in (whole, *own)
+        )
+        stages = set(held)
+        alone = len(stages) > 1 and all(len(names) < len(every) for names in stages)
         sizes["pp"] = len(stages) if alone else 1
     experts, local = (experts_in(names, lists) for names in (other.ops, dumps[0].run.ops))
     for name, numbers in experts.items():

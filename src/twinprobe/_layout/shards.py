@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ast import literal_eval
+from collections import defaultdict
 from math import prod
 from typing import TYPE_CHECKING
 
+from twinprobe._runs.names import TOTAL_NORM
 from twinprobe._runs.table import FLOAT, INT, STATS, TENSOR, TEXT
 
 if TYPE_CHECKING:
@@ -131,6 +133,21 @@ def shown(rows: pl.DataFrame) -> pl.DataFrame:
             .alias(f"{stat}_kind"),
         )
     return rows.with_columns(blanked(pl.col("relation") == UNKNOWN))
+
+
+def total_norms(ops: list[str], suffixes: list[str], norms: list[float | None]) -> dict[int, float | None]:
+    """The rows of the norm of all gradients of a step, with that norm; None where a gradient is not known."""
+    totals: dict[str, float] = defaultdict(float)
+    rows: dict[str, int] = {}
+    unknown: set[str] = set()
+    for row, (op, suffix, norm) in enumerate(zip(ops, suffixes, norms, strict=True)):
+        step = ".".join(op.rsplit(".", 3)[1:])
+        if op.startswith(TOTAL_NORM):
+            rows |= {step: row} if suffix == ".output.0" else {}
+        elif suffix == ".input.0":
+            unknown |= {step} if norm is None else set()
+            totals[step] += (norm or 0.0) ** 2
+    return {row: None if step in unknown else totals[step] ** 0.5 for step, row in rows.items()}
 
 
 def whole_shapes(shapes: list[str]) -> list[list[int]]:
