@@ -115,7 +115,7 @@ def expected_errors(
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
-    few = np.where(estimated, of_few(pairs, values), 0.0) if step else np.zeros(len(error))
+    few = np.where(estimated, of_few(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     between = arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
