@@ -15,6 +15,7 @@ from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
+from twinprobe._compare.updates import silent_parts
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, SILENT, product_types
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, OUTSIDE
@@ -33,7 +34,6 @@ from twinprobe._layout.ranks import (
     passes_of,
     recorded_world,
     reduced_types,
-    silent_parts,
     token_shape,
     with_experts,
     without_functions,

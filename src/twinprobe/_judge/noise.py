@@ -129,7 +129,7 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, furthest),
+        _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
     )
     if step:
         local = np.where(flow.parameter, np.fmax(local, _one_element(operands, abs(step))), local)
@@ -279,8 +279,11 @@ def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats
     return rounding
 
 
-def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
-    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
+def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float, silent: Bools) -> Floats:
+    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass.
+
+    ``silent``: the gradient of this call's parameter is known to be rounding.
+    """
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
     # A parameter is as it was stored, or rounded once; a function may be given it in a finer type.
@@ -297,7 +300,7 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     given = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT) & (epsilon > 0)
     sizes = np.nan_to_num(values.norm)
     total = float(np.linalg.norm(sizes[given]))
-    nothing = given & (sizes <= NOTHING * total)
+    nothing = given & ((sizes <= NOTHING * total) | silent)
     return np.where(nothing, np.fmax(lost, np.fmax(4 * sizes, ROUNDING * depth * grain * total)), lost)
 
 
