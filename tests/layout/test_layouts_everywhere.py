@@ -70,7 +70,10 @@ def test_the_page_shows_where_ranks_part_from_one_process(
 ) -> None:
     out = tmp_path / "out"
     assert main(["graph_visualize", *names(sides, out), "--file_type", kind, "--layout", "tp=2", "--json"]) == 0
-    assert f"{UP}.parameters.weight: rank 1's shard differs" in json.loads(capsys.readouterr().out)["notes"]
+    assert (
+        f"{UP}.parameters.weight: rank 1's shard differs, perhaps not alone"
+        in json.loads(capsys.readouterr().out)["notes"]
+    )
     first = Client(ViewApp(out)).get("/api/first").get_json()
     assert UP in json.dumps(first)
 

@@ -88,7 +88,8 @@ def test_the_rank_of_a_wrong_shard_is_named(tmp_path: Path, capsys: pytest.Captu
         dump(tmp_path / "t" / "step0" / f"rank{rank}", projection(own, x), kept=kept)
     found = compared(tmp_path / "t", tmp_path / "g", tmp_path / "out", capsys, "tp=3")
     assert found["first"]["op"] == LINEAR
-    assert found["notes"][:2] == [f"{LINEAR}.{part}: rank 1's shard differs"
+    unseen = "" if kept else ", perhaps not alone"  # statistics show what is too large, not what is right
+    assert found["notes"][:2] == [f"{LINEAR}.{part}: rank 1's shard differs{unseen}"
                                   for part in ("parameters.weight", "output.0")]  # fmt: skip
 
 

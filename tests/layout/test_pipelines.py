@@ -124,3 +124,57 @@ def test_another_weight_of_the_last_stage_is_no_copy(tmp_path: Path, capsys: pyt
         pipeline = {"stage": rank, "stages": 2, "micro_batches": 1}
         (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": 2, "pipeline": pipeline}))
     assert compared(tmp_path, capsys)["step0/whole"]["first"]["module"] == "embedding"
+
+
+def test_gradients_that_are_equal_by_chance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Biases that are added to the same sum have one gradient, but are two weights."""
+    gradient, words = random(2, 8), random(4, 16, 8)
+    layers = {f"Module.layers.{at}.Linear": random(5 + at, 8) for at in range(2)}
+    calls: dict[str, Any] = {}
+    for at, (path, bias) in enumerate(layers.items()):
+        own = {f"{path}.forward.0": {"parameters.bias": bias, "output.0": words},
+               f"{path}.parameters_grad.0": {"gradient.bias": gradient}}  # fmt: skip
+        calls |= own
+        place = tmp_path / "t" / "step0" / f"rank{at}"
+        record(place, {name.replace(f"layers.{at}", "layers.0"): values for name, values in own.items()})
+        pipeline = {"stage": at, "stages": 2, "micro_batches": 1}
+        (place / "layout.json").write_text(json.dumps({"rank": at, "world_size": 2, "pipeline": pipeline}))
+    record(tmp_path / "g" / "step0" / "proc1", calls)
+    result = compared(tmp_path, capsys)["step0/whole"]
+    assert result["first"] is None
+    assert not any("that stages share" in note for note in result["notes"])
+
+
+def test_functions_of_stages_that_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank with two stages and two micro batches: both go through its first stage before one goes on."""
+    weights, batch = [random(at, 16, 16) for at in range(4)], random(9, 8, 16)
+    whole: dict[str, Any] = {}
+    parents: dict[str, Any] = {}
+    seen = [batch]
+    for at, weight in enumerate(weights):
+        seen.append(np.tanh(seen[-1] @ weight.T))
+        module, call = f"Module.layers.{at}.Linear.forward.0", f"Functional.linear.{at}.forward"
+        whole[call] = {"input.0": seen[at], "input.1": weight, "output.0": seen[at + 1]}
+        whole[module] = {"input.0": seen[at], "parameters.weight": weight, "output.0": seen[at + 1]}
+        parents |= {call: module, module: None}
+    record(tmp_path / "g" / "step0" / "proc1", whole, parents=parents)
+    for rank in range(2):
+        calls: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for number, (chunk, micro) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+            at, part = 2 * chunk + rank, slice(4 * micro, 4 * micro + 4)
+            module, call = f"Module.{chunk}.layers.0.Linear.forward.{micro}", f"Functional.linear.{number}.forward"
+            calls[call] = {"input.0": seen[at][part], "input.1": weights[at], "output.0": seen[at + 1][part]}
+            calls[module] = {
+                "input.0": seen[at][part],
+                "parameters.weight": weights[at],
+                "output.0": seen[at + 1][part],
+            }
+            own |= {call: module, module: None}
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, calls, parents=own)
+        pipeline = {"stage": rank + 2, "stages": 4, "held": [rank, rank + 2], "micro_batches": 2}
+        (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": 2, "pipeline": pipeline}))
+    result = compared(tmp_path, capsys)["step0/whole"]
+    assert result["first"] is None
+    assert result["verdicts"] == {"pass": 24, "warning": 0, "error": 0}

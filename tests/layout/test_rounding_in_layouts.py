@@ -12,8 +12,8 @@ from test_wrong_ranks import record
 
 from twinprobe._cli import main
 
-BIAS = "Module.attention.qkv.Linear"
-UPDATE = "Optimizer.attention.qkv.bias.AdamW.0.forward"
+BIAS = "Module.attention.joined.Linear"  # not known by its name
+UPDATE = "Optimizer.attention.joined.bias.AdamW.0.forward"
 RATE, THIRD = np.float32(1e-2), 32
 
 
@@ -66,6 +66,55 @@ def test_adam_turns_the_gradient_of_key_biases_into_steps(
         assert first is None
     else:
         assert first["op"] == UPDATE
+
+
+def adam(folder: Path, path: str, gradients: dict[str, np.ndarray], part: tuple[int, int] = (0, 1)) -> None:
+    """One step of Adam, which goes by the signs of these gradients; a rank has one of so many parts of everything."""
+    at, ranks = part
+    parameters = {
+        name: np.split(random(17, *one.shape), ranks)[at].astype(one.dtype) for name, one in gradients.items()
+    }
+    gradients = {name: np.split(one, ranks)[at] for name, one in gradients.items()}
+    calls = {f"Module.{path}.Linear.forward.0": {"output.0": random(5, 4, 8)}}
+    calls[f"Module.{path}.Linear.parameters_grad.0"] = {f"gradient.{name}": one for name, one in gradients.items()}
+    record(folder, calls)
+    updates = {}
+    for name, gradient in gradients.items():
+        before = parameters[name]
+        values = {"input.0": gradient, "input.lr": float(RATE), "parameters.before": before}
+        updates[f"Optimizer.{path}.{name}.AdamW.0.forward"] = values | {
+            "output.0": (before - RATE * np.sign(gradient)).astype(gradient.dtype)
+        }
+    record(folder, updates, name="optimizer")
+
+
+@pytest.mark.parametrize("path", ["attention.query_key_value", "attention.other"])
+def test_a_fused_bias_is_known_by_its_name(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each head has its own queries, keys and values one behind the other: no block of a sketch has keys alone."""
+    gradient, weight = random(20, 4, 3, 8), random(21, 96, 8)
+    for side, ranks, seed in (("g", ["proc1"], 22), ("t", ["rank0", "rank1"], 23)):
+        own = gradient.copy()
+        own[:, 1] = random(seed, 4, 8) * np.float32(1e-9)
+        for rank, name in enumerate(ranks):
+            gradients = {"weight": weight, "bias": own.reshape(-1)}
+            adam(tmp_path / side / "step0" / name, path, gradients, (rank, len(ranks)))
+    first = compared(tmp_path, capsys)["step0/optimizer"]["first"]
+    assert (first is None) == (path == "attention.query_key_value")
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-1])
+def test_a_gradient_beyond_the_last_digit_of_its_module(
+    size: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the keys' bias is rounding; one that is merely small is not."""
+    weight = random(24, 32, 8).astype(np.float16)
+    for side, ranks, seed in (("g", ["proc1"], 25), ("t", ["rank0", "rank1"], 26)):
+        own = (random(seed, 32) * np.float32(size)).astype(np.float16)
+        for rank, name in enumerate(ranks):
+            gradients = {"weight": weight, "bias": own}
+            adam(tmp_path / side / "step0" / name, "attention.k", gradients, (rank, len(ranks)))
+    first = compared(tmp_path, capsys)["step0/optimizer"]["first"]
+    assert (first is None) == (size == 1e-3)
 
 
 @pytest.mark.parametrize("step", [1, 0])

@@ -146,7 +146,8 @@ def test_words_tell_how_sequences_are_cut(zigzag: bool, tmp_path: Path, capsys: 
         wrong = np.float32([1.0] * 7 + [1.0 + rank])[:, None, None]
         record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: {"input.0": part, "output.0": table[part] * wrong}})
     found = compared(tmp_path, capsys, "cp=2")
-    assert found["first"]["sentence"].endswith("rank 1's shard differs")
+    # In zigzag order every block has words of both ranks: statistics show that rank 1 holds too much, and no more.
+    assert found["first"]["sentence"].endswith("rank 1's shard differs" + ", perhaps not alone" * zigzag)
     stretch = "target: context parallel ranks have one stretch of each sequence, as their words tell"
     assert (stretch in found["notes"]) is not zigzag
 

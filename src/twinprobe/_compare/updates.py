@@ -6,6 +6,7 @@ gradients, settings and updated parameters agree.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
@@ -22,13 +26,15 @@ from twinprobe._judge.origin import Divergence, Summary, update_of_one_run
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
-from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
+from twinprobe._runs.sketches import BLOCKS
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
 
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
+_FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
 
@@ -164,3 +170,33 @@ def _updated_in_one_run(target: Run, golden: Run) -> Divergence | None:
         if moved and 2 * len(moved) < len(run.ops):  # otherwise another optimizer, which names them differently
             return update_of_one_run(moved, side)
     return None
+
+
+def silent_parts(dump: Path) -> dict[str, float]:
+    """Of gradients as backward gave them, the share of elements that are nothing but rounding, by their parameters.
+
+    Keys that all move alike change no softmax, so the gradient of their bias is zero in theory. It is one if it is
+    beyond the last digit of its module's other gradients. A third of a fused bias is such a one: the blocks of sketches
+    tell, beyond the last digit of others, or the name, if each head has its own queries, keys and values.
+    """
+    import polars as pl
+
+    try:
+        run = open_run(dump)
+        sketches = run.sketches
+    except (TwinProbeError, OSError):
+        return {}
+    rows = run.table.with_row_index("at").filter((pl.col("role") == GRADIENT) & (pl.col("kind") == TENSOR))
+    largest = dict(rows.group_by("op").agg(pl.col("norm").max()).iter_rows())
+    found: dict[str, float] = {}
+    for at, op, name, dtype, norm in rows.select("at", "op", "name", "dtype", "norm").iter_rows():
+        path = f"{bare_path(parse_op(run.ops[op]).body)}.{name.removeprefix(run.ops[op]).split('.')[1]}"
+        blocks = sketches.of(np.array([at]))["block_norm"][0] if sketches is not None else np.zeros(0)
+        quiet = int((blocks <= epsilon(dtype) * blocks.max(initial=0.0)).sum())
+        share = (quiet + 2) / BLOCKS if 0 < quiet < BLOCKS else 0.0  # the blocks at both ends have some more
+        if norm is not None and norm <= epsilon(dtype) * (largest[op] or 0.0):
+            share = 1.0
+        elif _FUSED_BIAS.search(path):
+            share = max(share, 1 / 3)
+        found |= {path: min(share, 1.0)} if share else {}
+    return found

@@ -16,7 +16,7 @@ from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
-from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate
+from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, silent_parts
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT, product_types
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
@@ -31,20 +31,20 @@ from twinprobe._layout.ranks import (
     contradictions,
     find_layout,
     gradients_of,
+    micro_batches,
     open_ranks,
     passes_of,
     recorded_world,
     reduced_types,
-    silent_parts,
     token_shape,
     with_experts,
     without_functions,
     without_recomputation,
 )
-from twinprobe._layout.settle import NO_UPDATE, Settler
+from twinprobe._layout.settle import NO_UPDATE, OWN_NORMS, SETTING, Settler
 from twinprobe._layout.shared import own_norms
 from twinprobe._layout.whole import Whole, call_head, make_whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, numbers_of, only_on, other_data, whose
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_of, misplaced, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -54,6 +54,8 @@ _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
+_SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
+_SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a bias that shows
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
@@ -322,16 +324,20 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
     if factor == [] and isinstance(comparison.target, Whole):
         factor = own_norms(comparison.target)
     first = _not_updated(comparison, findings) or _before_the_gradients(comparison) or _other_data(comparison)
-    first = first or comparison.summary.first
+    first = first or _other_shards(comparison) or comparison.summary.first
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
         around = comparison.target.parents.get(first.op)
+        if first.begins == ARGUMENT:
+            said += [text.partition(": ")[2] for text in findings
+                     if text.startswith(f"{first.op}.") and SETTING in text][:1]  # fmt: skip
         for start in (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
         said += [f"made by {alone} alone"] if alone else []
-        said += factor
+        said += [*factor, *_biases(comparison, first)]
+        said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]
     if first is not None and said:
         first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
@@ -418,6 +424,43 @@ def _other_data(comparison: Comparison) -> Divergence | None:
     return None
 
 
+def _other_shards(comparison: Comparison) -> Divergence | None:
+    """A parameter before the first difference whose shards lie on other ranks: their statistics are golden's."""
+    first, whole, golden = comparison.summary.first, comparison.target, comparison.golden
+    if first is None or not isinstance(whole, Whole) or isinstance(golden, Whole) or first.op not in whole.ops:
+        return None
+    pairs = comparison.evidence.pairs
+    held = pairs["t_name"].str.contains(".parameters.", literal=True) & pairs["t_row"].is_not_null()
+    rows = pairs.with_row_index("order").filter(held & pairs["g_row"].is_not_null())
+    for order, row, partner, name, other in rows.select("order", "t_row", "g_row", "t_name", "g_name").iter_rows():
+        if order > first.order + _SAME_CALL:
+            break
+        said = misplaced(whole, row, golden, partner)
+        if said:
+            op, _, argument = name.rpartition(".parameters.")
+            words = f"parameters.{argument}: the parameter holds golden's values in another order: {said}"
+            return _moved(first, op, f"parameters.{argument}", other, order, parse_op(op).body, words)
+    return None
+
+
+def _biases(comparison: Comparison, first: Divergence) -> list[str]:
+    """Whether an output is off by the bias of its module, as often as ranks could have added it before a sum."""
+    whole, pairs = comparison.target, comparison.evidence.pairs
+    if not isinstance(whole, Whole) or whole.layout.tp == 1 or not first.argument.startswith("output"):
+        return []
+    bias, row = bias_of(whole, first.op), pairs.filter(pairs["t_name"] == first.row)
+    means = [row[f"{side}_mean"][0] for side in "tg"] if row.height else []
+    if bias is None or not means or None in means:
+        return []
+    scale = max(abs(row["g_max"][0] or 0.0), abs(row["g_min"][0] or 0.0))
+    off = abs(means[0] - means[1] - (whole.layout.tp - 1) * bias)
+    if off > _SAME_MEAN * scale or abs(bias) < _BIASED * scale:
+        return []
+    return [
+        f"it is off by {whole.layout.tp - 1} times the bias: each of {whole.layout.tp} ranks adds it before the sum"
+    ]
+
+
 def _one_factor(comparison: Comparison) -> list[str]:
     """Whether all gradients of an optimizer are the same multiple of golden's: a mean that is a sum, say."""
     pairs = comparison.evidence.pairs
@@ -431,7 +474,8 @@ def _one_factor(comparison: Comparison) -> list[str]:
         return []
     sizes = {f"{name}={size}": size for run in (comparison.target, comparison.golden) if isinstance(run, Whole)
              for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
-                                ("micro batches", run.micro)] if size > 1}  # fmt: skip
+                                ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
+             if size > 1}  # fmt: skip
     why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
     told = f", as many as {why[0]}" if why else ""
     return [f"the gradients of all {len(factors):,} parameters are {usual:.4g} times golden's{told}"]

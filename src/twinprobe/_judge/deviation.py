@@ -447,15 +447,13 @@ def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
     return hidden
 
 
-def of_few(pairs: pl.DataFrame, values: Values, step: int) -> Floats:
+def of_few(pairs: pl.DataFrame, values: Values) -> Floats:
     """After a step of training, how far apart values are if few elements differ, as their means tell.
 
     Adam moves a parameter's elements by whole steps where their gradients are noise: max, min and norm do not see it,
     and the mean sees it once in so many elements. The means of 16-bit values are rounded too coarsely to tell.
     """
     means = [pairs[f"{side}_mean"].to_numpy().astype(np.float64) for side in "tg"]
-    if not step:
-        return np.zeros(len(means[0]))
     with np.errstate(invalid="ignore"):
         gap = np.abs(means[0] - means[1]) - 2 * values.epsilon * np.abs(means[1])
     gap = np.where(values.epsilon < COARSE, np.nan_to_num(gap, posinf=0.0), 0.0)

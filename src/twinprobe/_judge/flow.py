@@ -20,7 +20,7 @@ from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, PARAMETER, POINT, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -517,17 +517,18 @@ def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -
 def clipping(pairs: pl.DataFrame) -> str:
     """How the runs clip their gradients, where that differs, or the norms before it do; empty elsewhere."""
     totals = pairs.filter(pairs["t_name"].str.starts_with(TOTAL_NORM).fill_null(value=False))
-    norms = {(row["t_role"], side): row[f"{side}_norm"] for row in totals.iter_rows(named=True) for side in "tg"}
+    rows = list(totals.iter_rows(named=True))
+    norms = {(row["t_role"], side): row[f"{side}_norm"] for row in rows for side in "tg"}
     before, after = np.nan_to_num([[norms.get((role, side)) or 0.0 for side in "tg"] for role in (INPUT, OUTPUT)])
-    # A norm that ranks do not share is no number, but was there.
-    clips = [bool((totals[f"{side}_kind"].filter(totals["t_role"] == INPUT) != NULL).any()) for side in "tg"]
+    # Of ranks that clip by norms of their own, no norm of all gradients is known.
+    clips = [any(row["t_role"] == INPUT and row[f"{side}_kind"] in (TENSOR, VALUE) for row in rows) for side in "tg"]
     if clips[0] != clips[1]:
         return f"only the {'target' if clips[0] else 'golden'} run clips gradients"
-    if not all((*before, *after)):
+    if not all(clips):
         return ""
-    if abs(before[0] - before[1]) > _SAME_NORM * before[1]:
+    if all(before) and abs(before[0] - before[1]) > _SAME_NORM * before[1]:
         return f"before clipping, the norm of all of them is {before[0]:.4g} against {before[1]:.4g}"
-    apart = abs(after[0] - after[1]) > _SAME_NORM * after[1]
+    apart = all(after) and abs(after[0] - after[1]) > _SAME_NORM * after[1]
     return f"gradients are clipped to a norm of {after[0]:.4g} against {after[1]:.4g}" if apart else ""
 
 

@@ -130,7 +130,7 @@ def expected_errors(
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
-    few = np.where(estimated, of_few(pairs, values, step), 0.0)
+    few = np.where(estimated, of_few(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     between = arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
@@ -144,7 +144,7 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, furthest),
+        _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
     )
     if step:
         local = np.where(flow.parameter, np.fmax(local, _one_element(values, operands, abs(step), settings)), local)
@@ -296,8 +296,11 @@ def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats
     return rounding
 
 
-def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
-    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
+def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float, silent: Bools) -> Floats:
+    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass.
+
+    ``silent``: the gradient of this call's parameter is known to be rounding.
+    """
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
     # A parameter is as it was stored, or rounded once; a function may be given it in a finer type.
@@ -314,7 +317,7 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     given = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT) & (epsilon > 0)
     sizes = np.nan_to_num(values.norm)
     total = float(np.linalg.norm(sizes[given]))
-    nothing = given & (sizes <= NOTHING * total)
+    nothing = given & ((sizes <= NOTHING * total) | silent)
     return np.where(nothing, np.fmax(lost, np.fmax(4 * sizes, ROUNDING * depth * grain * total)), lost)
 
 
@@ -399,7 +402,9 @@ class _Operands:
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
         self._updates(pairs, flow)
         self.softened = softened(pairs, flow.of_row, count)
-        self.silent: Floats = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
+        self.silent = np.zeros(count)
+        if silent:
+            self.silent = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from twinprobe._align.calls import bare_path, dims, epsilon
+from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout, layout_for
 from twinprobe._layout.pieces import Placement, Shape, read_placement
-from twinprobe._layout.stages import experts_in, in_expert
+from twinprobe._layout.stages import chunk_of, experts_in, in_expert
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import GRADIENT, INPUT, PARAMETER, STATS, TENSOR
@@ -77,6 +77,13 @@ def _read_layout(path: Path) -> tuple[dict[str, Any], str]:
     except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return {}, f"{path}: cannot be used: {error}"
     return (document, "") if isinstance(document, dict) else ({}, f"{path}: is not an object")
+
+
+def micro_batches(dump: RankDump) -> int:
+    """Into how many micro batches a pipeline cut the batch, as layout.json has it; 1 where nothing is said."""
+    pipeline = dump.header.get("pipeline")
+    count = pipeline.get("micro_batches") if isinstance(pipeline, dict) else None
+    return count if isinstance(count, int) and count > 0 else 1
 
 
 def recorded_world(path: Path) -> int:
@@ -157,7 +164,9 @@ def fold_calls(dump: RankDump, micro: int) -> None:
         names.append(name if body == op.body else name.replace(f".{op.body}", f".{body}" if body else "", 1))
         if op.call >= 0 and op.prefix != "Distributed":
             heads[op.prefix + "." + op.body + "." + op.cls, op.direction].append(at)
-    if micro > 1:
+    if micro > 1 and len({chunk_of(name) for name in run.ops} - {None}) > 1:
+        _fold_stages(dump, micro, heads, names)
+    elif micro > 1:
         forward = {head: len(calls) for (head, direction), calls in heads.items() if direction == FORWARD}
         for (head, direction), calls in heads.items():
             count = forward.get(head, len(calls)) if direction == BACKWARD else len(calls)
@@ -169,6 +178,43 @@ def fold_calls(dump: RankDump, micro: int) -> None:
                 dump.micro[at], call = divmod(op.call, each)
                 names[at] = op.renumbered(call)
     _rename(dump, names)
+
+
+def _fold_stages(dump: RankDump, micro: int, heads: Mapping[tuple[str, str], list[int]], names: list[str]) -> None:
+    """The same on a rank with several stages, which take turns: their functions are counted stage by stage."""
+    run = dump.run
+    for (head, direction), calls in heads.items():
+        if direction == BACKWARD and (head, FORWARD) in heads:
+            continue  # with its forward call
+        stages: dict[int, list[int]] = defaultdict(list)
+        for at in calls:
+            stages[_stage_around(run, run.ops[at])].append(at)
+        if any(len(own) % micro for own in stages.values()):
+            continue
+        numbers, before = {}, 0
+        for _, own in sorted(stages.items()):
+            each = len(own) // micro
+            for turn, at in enumerate(own):
+                part, call = divmod(turn, each)
+                numbers[parse_op(run.ops[at]).call] = part, before + call
+            before += each
+        back = heads.get((head, BACKWARD), []) if direction == FORWARD else []
+        for at in (*calls, *back):
+            op = parse_op(names[at])
+            if op.call in numbers:
+                dump.micro[at], call = numbers[op.call]
+                names[at] = op.renumbered(call)
+
+
+def _stage_around(run: Run, name: str) -> int:
+    """The number of the stage that a call belongs to, by its own name or by the module around it."""
+    around: str | None = name
+    while around is not None:
+        found = chunk_of(around)
+        if found is not None:
+            return found
+        around = run.parents.get(around)
+    return 0
 
 
 def _rename(dump: RankDump, names: list[str]) -> None:
@@ -336,32 +382,6 @@ def gradients_of(dump: Path, module: str, parameter: str) -> list[tuple[float | 
     )
     return [tuple(stats) for op, *stats in rows.select("op", *STATS).iter_rows()
             if bare_path(parse_op(run.ops[op]).body) == module]  # fmt: skip
-
-
-def silent_parts(dump: Path) -> dict[str, float]:
-    """Of gradients as backward gave them, the share of elements that are nothing but rounding, by their parameters.
-
-    A third of the bias of a fused projection of queries, keys and values is one: keys that all move alike change no
-    softmax. The blocks of sketches tell: those are beyond the last digit of the others.
-    """
-    import polars as pl
-
-    try:
-        run = open_run(dump)
-        sketches = run.sketches
-    except (TwinProbeError, OSError):
-        return {}
-    rows = run.table.with_row_index("at").filter((pl.col("role") == GRADIENT) & (pl.col("kind") == TENSOR))
-    if sketches is None or not rows.height:
-        return {}
-    found = {}
-    blocks = sketches.of(rows["at"].to_numpy().astype(np.int64))["block_norm"]
-    for op, name, dtype, norms in zip(rows["op"], rows["name"], rows["dtype"], blocks, strict=True):
-        quiet = int((norms <= epsilon(dtype) * norms.max(initial=0.0)).sum()) if len(norms) else 0
-        path = f"{bare_path(parse_op(run.ops[op]).body)}.{name.removeprefix(run.ops[op]).split('.')[1]}"
-        if 0 < quiet < len(norms):  # the blocks at both ends have some more
-            found[path] = min(1.0, (quiet + 2) / len(norms))
-    return found
 
 
 def token_shape(run: Run) -> Shape | None:
@@ -559,8 +579,12 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
     own = [parameter_shapes(dump.run) for dump in dumps]
     lists = expert_lists({dump.rank: dump for dump in dumps}, other)
     if "pp" not in sizes:
-        stages = {frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in own}
-        alone = len(stages) > 1 and all(len(shapes) < len(whole) for shapes in own)
+        # A rank that holds everything but experts is no stage, though others may lack a module.
+        every, *held = (
+            frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in (whole, *own)
+        )
+        stages = set(held)
+        alone = len(stages) > 1 and all(len(names) < len(every) for names in stages)
         sizes["pp"] = len(stages) if alone else 1
     experts, local = (experts_in(names, lists) for names in (other.ops, dumps[0].run.ops))
     for name, numbers in experts.items():

@@ -53,7 +53,7 @@ from twinprobe._layout.shared import (
     total_norms,
 )
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches
+from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches, sum_and_bias
 from twinprobe._runs.names import BACKWARD, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -61,6 +61,7 @@ from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUT
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 NO_UPDATE = "does not update this parameter"
+SETTING, OWN_NORMS = "setting differs", "clip by the norms of their own gradients"
 
 Match = Callable[[Run, Run], Pairs]
 
@@ -211,6 +212,19 @@ class _Side:
                 continue
             for stat in STATS:
                 self.changes[stat][row] = norm
+        if self.whole.layout.dp == len(self.whole.ranks):
+            return  # what these need is the norm of reduced gradients: own_norms
+        ops, suffixes = (self.whole.pieces[name].to_list() for name in ("op", "suffix"))
+        for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
+            pieces = self.whole.pieces_of(row) if op.startswith(TOTAL_NORM) and suffix == ".input.0" else []
+            if pieces and not same(pieces) and not any(self.whole.placements_of(row)):
+                self._own_norms(row, pieces)
+
+    def _own_norms(self, row: int, pieces: list[Piece]) -> None:
+        """Ranks that clip by norms that differ: each took the gradients that it holds for all there are."""
+        ranks, norms = numbers_of([one.rank for one in pieces]), [f"{one.stats[3] or 0:.4g}" for one in pieces[:8]]
+        self.whole.findings.append(f"{self.whole.table['name'][row]}: ranks {ranks} {OWN_NORMS} ({', '.join(norms)})")
+        self._nothing(row, "the norms of ranks differ")
 
     def _settle_setting(self, row: int, partner: int) -> None:
         """A setting (a learning rate, an epsilon) that ranks do not share: one that is not golden's counts."""
@@ -221,7 +235,7 @@ class _Side:
         for stat, value in zip(STATS, wrong[0].stats, strict=True):
             self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, str(value)
         name, ranks = self.whole.table["name"][row], numbers_of([piece.rank for piece in wrong])
-        self.whole.findings.append(f"{name}: rank {ranks}'s setting differs from the others")
+        self.whole.findings.append(f"{name}: rank {ranks}'s {SETTING} from the others")
 
     def _settle_value(self, row: int, partner: int) -> None:
         """A whole number that counts what is split, such as a size given to view, counts all of it."""
@@ -341,8 +355,7 @@ class _Side:
             blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
             self.members[first.rank] = placement.mesh
             self.exact = tuple(one and other for one, other in zip(self.exact, node[2], strict=True))
-        for kind, count in Counter(way for placement in placements[:1] for way in placement.ways).items():
-            self.ways["put together by their recorded placements"] += count if kind != COPIES else 0
+        self.ways["put together by their recorded placements"] += sum(way != COPIES for way in placements[0].ways)
         return blocks
 
     def _check_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> None:
@@ -476,7 +489,6 @@ class _Side:
             return blocks
         goal = tuple(self.golden[stat][partner] if partner is not None else None for stat in STATS)
         said, blocks = worst_copies(groups, way, Arithmetic({}, self.orders), goal)  # type: ignore[arg-type]
-        self.ways["held by several ranks, one of each"] += 1
         if said and partner is not None:
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return blocks
@@ -484,10 +496,12 @@ class _Side:
     def _report(self, row: int, partner: int | None, groups: list[list[Piece]]) -> Piece:
         """Note which rank's copy differs; returns the worst one."""
         goal = tuple(self.golden[stat][partner] for stat in STATS) if partner is not None else None
-        other = -1 if partner is None else partner
-        said, odd = odd_copies(
-            groups, goal, self.members, lambda group: parts_by_sketches(self.whole, row, self.other, other, group)
-        )
+
+        def parts_of(group: Sequence[Piece]) -> str:
+            found = parts_by_sketches(self.whole, row, self.other, -1 if partner is None else partner, group)
+            return found or (sum_and_bias(self.whole, row, goal, group) if goal is not None else "")
+
+        said, odd = odd_copies(groups, goal, self.members, parts_of)
         if said and partner is not None and len(self.whole.findings) < 1000:
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return odd

@@ -63,13 +63,21 @@ def shared_gradients(whole: Whole, other: Run, partners: Mapping[int, int]) -> d
     Where the other side has one weight in two modules, its gradient is that of both, and stands there twice. Stages of
     a pipeline hold a copy each: their gradients add up to it.
     """
-    names, shapes = other.table["name"].to_list(), other.table["shape"].to_list()
+    names, shapes, calls = (other.table[name].to_list() for name in ("name", "shape", "op"))
     columns, roles = [other.table[stat].to_list() for stat in STATS], whole.table["role"].to_list()
+
+    def weight(row: int) -> str:
+        """The parameter that a row is of, or its gradient."""
+        return f"{parse_op(other.ops[calls[row]]).body}.{names[row].removeprefix(other.ops[calls[row]]).split('.')[-1]}"
+
+    # Gradients may be equal by chance: those of biases that are added to the same sum. One weight has one content.
+    held = {weight(row): tuple(column[row] for column in columns)
+            for row, role in enumerate(other.table["role"].to_list()) if role == PARAMETER}  # fmt: skip
     groups: dict[Any, list[int]] = defaultdict(list)
     for row, partner in partners.items():
         stats = tuple(column[partner] for column in columns)
         if roles[row] == GRADIENT and stats[3] and GRADIENTS in names[partner]:
-            groups[shapes[partner], stats].append(row)
+            groups[shapes[partner], stats, held.get(weight(partner))].append(row)
     found: dict[int, int] = {}
     for rows in groups.values():
         ranks = [{piece.rank for piece in whole.pieces_of(row)} for row in rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, prod, sqrt
+from math import inf, nan, prod, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from twinprobe._layout.ranks import REDUCTION, RankDump
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import is_module, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.sketches import BLOCKS, SHARD
 from twinprobe._runs.table import PARAMETER, STATS
@@ -48,6 +48,7 @@ _NEARER = 0.1  # a piece is right where it has less than this of the worst one's
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
 _LAST_DIGITS = 1e-6  # of sums of the same numbers
+_SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 NOT_GOLDENS = ", and none is golden's"
 _MEASURES = ("block_norm", "block_max")
@@ -62,7 +63,7 @@ def whose(
     ``files`` are those of this side and of the other, if both kept their tensors. ``inherited``: its call may have been
     given wrong values on all ranks.
     """
-    pieces = whole.pieces_of(row)
+    pieces, alone = whole.pieces_of(row), True
     if max(whole.ways.get(row, (-1,))) < 0 and not any(whole.placements_of(row)):  # copies, or parts of a sum
         if whole.table["role"][row] == PARAMETER:
             ranks = _gathered_from(whole, row, other, partner)
@@ -78,6 +79,7 @@ def whose(
             gaps, _, close = _block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
             if any(gap > close for at, gap in gaps.items() if at not in wrong):  # others are wrong as well
                 wrong = set()
+            alone = len(gaps) == len(pieces)  # what is no larger than it may be is not right for that
     if not wrong or len(wrong) == len(pieces):
         return ""
     ranks = sorted({pieces[at].rank for at in wrong})
@@ -85,7 +87,7 @@ def whose(
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
     if len(ranks) == len({piece.rank for piece in pieces}):
         return f"{batches} differs, the others agree" if batches else ""
-    return _shards(ranks) + (f", in {batches}" if batches else "")
+    return _shards(ranks) + (f", in {batches}" if batches else "") + ("" if alone else ", perhaps not alone")
 
 
 def _shards(ranks: Sequence[int]) -> str:
@@ -104,7 +106,8 @@ def only_on(whole: Whole, op: str) -> str:
     if not ranks or len(ranks) == len(whole.ranks):
         return ""
     stages = {whole.layout.place(rank).pp for rank in ranks}
-    stage = f" (pipeline stage {min(stages)})" if whole.layout.pp > 1 and len(stages) == 1 else ""
+    single = whole.layout.pp > 1 and whole.layout.vpp == 1 and len(stages) == 1  # else a rank holds several
+    stage = f" (pipeline stage {min(stages)})" if single else ""
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}{stage}"
 
 
@@ -155,6 +158,23 @@ def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
     return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
 
 
+def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Sequence[Piece]) -> str:
+    """Whether a value is the sum of what the ranks hold, to which each of them has added the bias of its module."""
+    bias = bias_of(whole, whole.pieces["op"][row])
+    return "" if bias is None else _parts_of(goal, [
+        piece._replace(stats=(*piece.stats[:2], (piece.stats[2] or nan) - bias * (1 - 1 / len(group)), piece.stats[3]))
+        for piece in group
+    ]).replace("mean", "")  # fmt: skip
+
+
+def bias_of(whole: Whole, op: str) -> float | None:
+    """The mean of the bias of a module, which is called or makes a call, if all ranks have the same one."""
+    module = op if is_module(op) else whole.parents.get(op) or ""
+    rows = np.flatnonzero((whole.table["name"] == f"{module}.parameters.bias").to_numpy()).tolist()
+    pieces = whole.pieces_of(rows[0]) if rows else []
+    return pieces[0].stats[2] if pieces and same(pieces) else None
+
+
 def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: Sequence[Piece]) -> str:
     """Whether a value is the sum or the mean of what the ranks hold: sketches add up as the elements do."""
     if isinstance(other, Whole) or whole.micro > 1:
@@ -197,6 +217,44 @@ def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
     total, square = sum(float(one["total"]) for one in own), sum(float(one["norm"]) ** 2 for one in own)
     alike = abs(total - goal["total"]) <= _LAST_DIGITS * goal["l1"]
     return bool(alike and abs(square - goal["norm"] ** 2) <= _LAST_DIGITS * goal["norm"] ** 2)
+
+
+def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
+    """Whether the shards of a parameter that is cut by rows lie elsewhere in golden's, in words.
+
+    Block by block, their norms are those of golden's rows, but of those of another rank, or of the other half of a
+    fused parameter. Only what is found elsewhere is told: a parameter may be fused in ways that nobody knows.
+    """
+    pieces, way = whole.pieces_of(row), whole.ways.get(row, ())
+    tp, goal = len(pieces), _sketch(other, other.table["name"][partner])
+    cut = len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0 and tp == whole.layout.tp
+    if not cut or goal is None or BLOCKS % (2 * tp) or isinstance(other, Whole):
+        return ""
+    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    if any(one is None or one["flags"] & SHARD or one["count"] * tp != goal["whole"] for one in own):
+        return ""
+    if any(BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *own)):  # blocks of equal lengths
+        return ""
+    golden = goal["block_norm"].astype(np.float64) ** 2
+    shards = [(one["block_norm"].astype(np.float64) ** 2).reshape(-1, tp).sum(axis=1) for one in own]
+    found = [_places(shard, golden) for shard in shards]
+    if sorted(found) == list(range(tp)):
+        wrong = [(pieces[at].rank, pieces[there].rank) for at, there in enumerate(found) if at != there]
+        return ", ".join(f"rank {rank} has the shard of rank {there}" for rank, there in wrong[:4])
+    halves = [tuple(_places(half, golden) for half in np.split(shard, 2)) for shard in shards]
+    turned = [at for at, places in enumerate(halves) if places == (tp + at, at)]
+    straight = [at for at, places in enumerate(halves) if places == (at, tp + at)]
+    if not turned or len(turned) + len(straight) < tp:
+        return ""
+    return f"rank {numbers_of([pieces[at].rank for at in turned])} has the halves of its shard in the other order"
+
+
+def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
+    """Where among parts of golden's blocks of this length a part lies; -1 where it does not, or in several places."""
+    parts = golden.reshape(-1, len(part))
+    close = np.flatnonzero((np.abs(parts - part) <= _CLOSE * np.maximum(parts, part)).all(axis=1))
+    exact = [at for at in close.tolist() if (np.abs(parts[at] - part) <= _SAME_BLOCK * parts[at]).all()]
+    return exact[0] if len(close) == len(exact) == 1 else -1
 
 
 def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
