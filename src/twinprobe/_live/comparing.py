@@ -13,11 +13,12 @@ from twinprobe._live.findings import (
     GRADIENT_PHASE,
     LOSS_PHASE,
     PHASE_ORDER,
+    WEIGHT_PHASE,
     AgreeingPairs,
-    Claim,
     Finding,
     Findings,
     First,
+    Judgement,
     differing,
     first_difference,
     in_order,
@@ -25,16 +26,18 @@ from twinprobe._live.findings import (
 )
 from twinprobe._live.live_run import Values
 from twinprobe._live.measuring import find_differences
-from twinprobe._live.model_state import Buffers, KeptState, compare_parameters, copying
+from twinprobe._live.model_state import Buffers, KeptState, copying
 from twinprobe._live.options import BACKWARD, FORWARD, Options
 from twinprobe._live.pairing.layer_map import LayerMap, Paths
 from twinprobe._live.pairing.layers import LayerTree, mapped_paths, pair_by_names, pair_trees
 from twinprobe._live.pairing.matching import Matches, match_runs
 from twinprobe._live.result import Calls, Result
-from twinprobe._live.running import Masks, Model, mode_notes, run_model
+from twinprobe._live.running import Masks, Model, mode_notes, run_model, settings_of_layers
+from twinprobe._live.updates import Updates
 from twinprobe._live.weights.copying import copy_plain, copy_weights
 from twinprobe._measure.tolerance import compare
 from twinprobe._record.memory.recorders import aliases
+from twinprobe._runs.names import parse_op
 from twinprobe.errors import BadInput
 
 PHASES = {
@@ -59,8 +62,12 @@ class Comparison:
     first: First | None = None
     runs: tuple[Values, Values] | None = None  # raw, base
     steps: int = 0
+    noise: int = 0  # pairs that are beyond the default tolerance and within what rounding explains
+    worst: float = 0.0  # of their relative errors
 
-    def add(self, findings: Findings, more: list[Finding], raw: Values, base: Values, claim: Claim | None) -> None:
+    def add(
+        self, findings: Findings, more: list[Finding], raw: Values, base: Values, judgement: Judgement
+    ) -> None:  # fmt: skip
         """Add the findings of a step to the rest; the first difference is what the judge claims."""
         self.runs = raw, base
         self.steps += 1
@@ -69,7 +76,7 @@ class Comparison:
             return
         together = in_order([*more, *findings])
         self.findings.append(together)
-        self.first = first_difference(together, raw, base, claim)
+        self.first = first_difference(together, raw, base, judgement.claim)
 
     def result(self) -> Result:
         """The result of all steps."""
@@ -77,6 +84,11 @@ class Comparison:
         base, raw = (side.title if isinstance(side, Model) else str(side) for side in (self.base, self.raw))
         raw_calls, base_calls = (Calls(run.ops, run.parents) for run in self.runs)
         notes = list(dict.fromkeys(self.notes))
+        if self.noise:
+            notes.append(
+                f"{self.noise} pairs of tensors are further apart than the default tolerance, but by no more than "
+                f"rounding explains (worst: {self.worst:.1e} of its norm); atol and rtol set a tolerance of your own"
+            )
         return Result(base, raw, self.findings, self.first, base_calls, raw_calls, self.steps, notes)
 
 
@@ -90,14 +102,44 @@ def compare_live(comparison: Comparison, kept: KeptState) -> None:
             comparison.notes += copy_all_weights(raw, base, comparison.layer_map, options)
     kept.keep_buffers()  # not before the weights are copied: running statistics are among them, and stay
     buffers = Buffers(raw, base, comparison.layer_map, options.tolerance, kept)
+    trained = raw.optimizer is not None and base.optimizer is not None
+    updates = Updates(raw, base, options.tolerance) if trained else None
     for step in range(options.steps):
-        _one_step(comparison, base, raw, kept, buffers, step)
+        _one_step(comparison, base, raw, kept, buffers, updates, step)
         if comparison.first is not None:
             break
+    settings = updates.settings_that_differ() if updates is not None else ""
+    if settings:
+        words = f"a setting of the optimizer differs: {settings}"
+        first = comparison.first
+        if first is not None and first.phase == WEIGHT_PHASE:  # gradients agree, the updates do not
+            comparison.first = replace(first, why=f"{words} ({first.why})")
+        else:
+            comparison.notes.append(words)
+    if comparison.first is not None:
+        comparison.first = _with_settings(comparison.first, comparison)
+
+
+def _with_settings(first: First, comparison: Comparison) -> First:
+    """The first difference, with what the layer there was built with in one model only."""
+    base, raw = comparison.base, comparison.raw
+    assert isinstance(base, Model)
+    assert isinstance(raw, Model)
+    if first.phase == WEIGHT_PHASE or comparison.runs is None:
+        return first
+    paths = []
+    for run, name in zip(comparison.runs, (first.raw, first.base), strict=True):
+        around: str | None = name
+        while around is not None and around != "loss" and not parse_op(around).is_module:
+            around = run.parents.get(around)
+        paths.append(parse_op(around).body if around is not None else "?")
+    words = settings_of_layers(raw, base, paths[0], paths[1])
+    return replace(first, why=f"the layers were built with {words}; {first.why}") if words else first
 
 
 def _one_step(
-    comparison: Comparison, base: Model, raw: Model, kept: KeptState, buffers: Buffers, step: int
+    comparison: Comparison, base: Model, raw: Model, kept: KeptState, buffers: Buffers, updates: Updates | None,
+    step: int,
 ) -> None:  # fmt: skip
     options, layer_map = comparison.options, comparison.layer_map
     phases = PHASES[options.phase]
@@ -115,30 +157,36 @@ def _one_step(
             tested, more = run_fed(raw, reference, base, options, layer_map, masks, kept)
         else:
             tested = run_model(raw, options, layer_map, masks)
-        matches, findings, claim = compare_runs(comparison, tested.run, reference.run, (raw.paths, base.paths), step)
+        matches, findings, judgement = compare_runs(
+            comparison, tested.run, reference.run, (raw.paths, base.paths), step
+        )
     if LOSS_PHASE in phases and tested.loss is not None and reference.loss is not None:
         gap = compare(tested.loss, reference.loss, options.tolerance)
-        more.append(Finding(step, LOSS_PHASE, "loss", "loss", "loss", "loss", gap, True, dtype=tested.loss.dtype))
-    if raw.optimizer is not None and base.optimizer is not None:
+        decides = gap.same or not judgement.explains(gap)
+        more.append(Finding(step, LOSS_PHASE, "loss", "loss", "loss", "loss", gap, decides, dtype=tested.loss.dtype))
+    if updates is not None:
         kept.steps += 1
+        updates.begin(tested.run, reference.run, matches)
         raw.adapter.step(raw.model, raw.optimizer)
         base.adapter.step(base.model, base.optimizer)
-        more += compare_parameters(raw, base, tested.run, reference.run, matches, options.tolerance, step)
+        more += updates.compare(tested.run, reference.run, matches, step)
     notes = comparison.notes
     if AFTER_PHASE in phases:
-        more += buffers.compare(tested.run, reference.run, matches, step)
+        for finding in buffers.compare(tested.run, reference.run, matches, step):
+            finding.decides &= finding.gap.same or not judgement.explains(finding.gap)
+            more.append(finding)
         notes += buffers.notes
     if step == 0:
         if options.random != "eval":
             notes += mode_notes(base, raw, matches.calls)
         notes += [*matches.notes, *(masks.notes if masks is not None else [])]
     notes += [*reference.problems, *tested.problems]
-    comparison.add(findings, more, tested.run, reference.run, claim)
+    comparison.add(findings, more, tested.run, reference.run, judgement)
 
 
 def compare_runs(
     comparison: Comparison, raw: Values, base: Values, paths: tuple[Paths | None, Paths | None], step: int
-) -> tuple[Matches, Findings, Claim | None]:
+) -> tuple[Matches, Findings, Judgement]:
     """Pair, measure and judge what two runs have recorded. Their tensors are let go."""
     options = comparison.options
     matches = match_runs(raw, base, comparison.layer_map, *paths)
@@ -148,10 +196,14 @@ def compare_runs(
             f"{lost} tensors were overwritten by code that cannot be observed: they are not compared"
         )
     findings = find_differences(raw, base, matches, options.tolerance, step, PHASES[options.phase])
-    claim = judge_runs(raw, base, matches, findings)
+    raw.number = base.number = step
+    # After a step, parameters were compared by their updates: they are no news, nor is what follows from them.
+    judgement = judge_runs(raw, base, matches, findings, options, updated=step > 0)
+    comparison.noise += judgement.noise
+    comparison.worst = max(comparison.worst, judgement.worst)
     raw.release()
     base.release()
-    return matches, findings, claim
+    return matches, findings, judgement
 
 
 def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Options) -> list[str]:

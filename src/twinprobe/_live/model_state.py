@@ -1,4 +1,4 @@
-"""What two live models hold: parameters and buffers are compared, and what a comparison changes is put back.
+"""What two live models hold: buffers are compared, and what a comparison changes is put back.
 
 Gradients and buffers are as before afterwards, but buffers stay where optimizers have moved the models on. Copied
 weights stay: a second copy of a model, for the rare error, would cost every comparison its memory.
@@ -14,26 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._align.turns import REORDERED
-from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Finding
+from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, Finding
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import Values
-from twinprobe._live.measuring import parameter_of, parameter_pairs, put_together
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Model
 from twinprobe._live.weights.copying import match_group
 from twinprobe._live.weights.layers import Slot, layer_at
 from twinprobe._live.weights.matching import COUNTERS
-from twinprobe._measure.elements import ANY_ORDER
-from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.pair import squeezed
-from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
+from twinprobe._measure.tolerance import Gap, Tolerance, compare
 from twinprobe._report.console import say
-from twinprobe._runs.names import FORWARD, OpName, parse_op
+from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.table import INPUT
-from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import TwinProbeError, listed
 
 Kept = dict[tuple[str, str], tuple[Any, Any, Array]]  # path and name of a buffer -> layer, tensor, values
@@ -117,46 +112,6 @@ def _add_note(error: BaseException, text: str) -> None:
 
 
 _STATISTICS = ("running mean", "running variance")
-
-
-def compare_parameters(
-    raw: Model, base: Model, tested: Values, reference: Values, matches: Matches, tolerance: Tolerance, step: int
-) -> list[Finding]:
-    """Measure the parameters that belong together as they are now."""
-    findings = []
-    for row, (call, name), (partner, partner_name), rule in parameter_pairs(tested, reference, matches.rows):
-        if row in matches.groups:
-            parts = [
-                [_parameter(model, *parameter_of(run, member)) for member in rows]
-                for model, run, rows in zip((raw, base), (tested, reference), matches.groups[row], strict=True)
-            ]
-            if any(part is None for side in parts for part in side):
-                continue
-            tensor, golden = put_together(*([part[0] for part in side if part] for side in parts))
-        else:
-            held, partner_held = _parameter(raw, call, name), _parameter(base, partner, partner_name)
-            if held is None or partner_held is None:
-                continue
-            (tensor, turned), (golden, golden_turned) = held, partner_held
-            tensor = transposed(tensor) if turned != golden_turned else tensor
-            tensor = turned_like(tensor, [ANY_ORDER], golden) if rule.endswith(REORDERED) else tensor
-        gap = compare(tensor, golden, tolerance)
-        findings.append(
-            Finding(
-                step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,
-                str(list(tensor.shape)), str(list(golden.shape)), tensor.dtype, rule, row,
-            )
-        )  # fmt: skip
-    return findings
-
-
-def _parameter(model: Model, call: OpName, name: str) -> tuple[HostTensor, bool] | None:
-    """A parameter as it is now, and whether it is stored [in, out]."""
-    layer = model.paths.layer.get(call.body)
-    parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
-    if parameter is None:
-        return None
-    return model.adapter.to_host(parameter), model.adapter.is_transposed(layer, name)
 
 
 class Buffers:

@@ -124,7 +124,7 @@ def _two_recordings(comparison: Comparison, base: Path, raw: Path) -> None:
 
 def _compare(comparison: Comparison, tested: Values, reference: Values, paths: Paths | None, step: int) -> None:
     options = comparison.options
-    matches, findings, claim = compare_runs(comparison, tested, reference, (paths, None), step)
+    matches, findings, judgement = compare_runs(comparison, tested, reference, (paths, None), step)
     if options.only:  # each of them decides
         findings = [replace(finding, decides=True) for finding in findings if finding.place in options.only]
     if not findings:
@@ -136,7 +136,7 @@ def _compare(comparison: Comparison, tested: Values, reference: Values, paths: P
         comparison.notes += matches.notes
         if reference.task != "tensor":
             comparison.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
-    comparison.add(findings, [], tested, reference, claim)
+    comparison.add(findings, [], tested, reference, judgement)
 
 
 def inputs_of(reference: Values, raw: Model) -> Any:

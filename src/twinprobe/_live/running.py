@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -213,6 +213,43 @@ def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:
             if mode != golden_mode:
                 apart.append(f"{parse_op(call).body} ({shown[mode]} against {shown[golden_mode]})")
     return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(apart))}"] if apart else []
+
+
+_SETTING = (bool, int, float, str, type(None))
+
+
+def settings_of_layers(raw: Model, base: Model, path: str, partner: str) -> str:
+    """What two layers of one class were built with and differs: ``approximate: tanh against none``. Weights apart."""
+    layers = raw.paths.layer.get(path), base.paths.layer.get(partner)
+    if layers[0] is None or type(layers[0]) is not type(layers[1]):
+        return ""
+    target, golden = (
+        {
+            name: value for name, value in vars(layer).items()
+            if isinstance(value, _SETTING) or (isinstance(value, tuple) and all(isinstance(v, _SETTING) for v in value))
+        }
+        for layer in layers
+    )  # fmt: skip
+    return "; ".join(differing_settings(target, golden, without=("training",)))
+
+
+def differing_settings(target: Mapping[str, Any], golden: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
+    """``lr: 0.002 against 0.001`` for each setting that both have and that differs."""
+    return [
+        f"{name}: {_shown(value)} against {_shown(golden[name])}"
+        for name, value in target.items()
+        if name in golden and name not in without and not name.startswith("__") and not _equal(value, golden[name])
+    ]
+
+
+def _equal(target: Any, golden: Any) -> bool:
+    if isinstance(target, int | float) and isinstance(golden, int | float):
+        return target == golden or abs(target - golden) <= 1e-12 * max(abs(target), abs(golden))
+    return bool(target == golden)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 _FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}
