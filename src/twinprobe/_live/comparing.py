@@ -103,7 +103,7 @@ def compare_live(comparison: Comparison, kept: KeptState) -> None:
     kept.keep_buffers()  # not before the weights are copied: running statistics are among them, and stay
     buffers = Buffers(raw, base, comparison.layer_map, options.tolerance, kept)
     trained = raw.optimizer is not None and base.optimizer is not None
-    updates = Updates(raw, base, options.tolerance) if trained else None
+    updates = Updates(raw, base, options) if trained else None
     for step in range(options.steps):
         _one_step(comparison, base, raw, kept, buffers, updates, step)
         if comparison.first is not None:
@@ -196,7 +196,9 @@ def compare_runs(
             f"{lost} tensors were overwritten by code that cannot be observed: they are not compared"
         )
     findings = find_differences(raw, base, matches, options.tolerance, step, PHASES[options.phase])
-    raw.number = base.number = step
+    for run in (raw, base):
+        if run.in_memory:
+            run.__dict__["step"] = step  # no folder tells
     # After a step, parameters were compared by their updates: they are no news, nor is what follows from them.
     judgement = judge_runs(raw, base, matches, findings, options, updated=step > 0)
     comparison.noise += judgement.noise

@@ -173,7 +173,7 @@ def judge_runs(
         return NOTHING_SAID
     rows = {finding.order for finding in differences}
     causes = {beginning.cause for beginning in compared.judged.beginnings if beginning.reaches}
-    if options.tolerance.is_default and not options.single_step and raw.in_memory and base.in_memory:
+    if options.default_tolerance and not options.single_step and raw.in_memory and base.in_memory:
         deciding = [finding for finding in differences if finding.decides]
         errors = [finding.gap.relative_norm for finding in deciding]
         # An error that begins somewhere is no noise, even if it dies out and explains what differs.

@@ -41,7 +41,6 @@ class Values(Run):
     to_host: ToHost | None = None
     measured: bool = True
     stack_table: StackTable | None = None
-    number: int = 0  # how many steps of an optimizer came before a live run
     ask_settings: Callable[[], dict[str, Any]] = dict  # asked when a difference is judged: Paddle takes a while
 
     @cached_property
@@ -54,10 +53,6 @@ class Values(Run):
             stacks.of_op.update(dict.fromkeys(names, len(stacks.frames)))
             stacks.frames.append(frames)
         return stacks
-
-    @cached_property
-    def step(self) -> int:
-        return super().step if self.live is None else self.number
 
     def __getattr__(self, name: str) -> Any:
         if name != "table" or self.__dict__.get("live") is None:

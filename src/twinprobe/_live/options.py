@@ -39,6 +39,11 @@ class Options:
     only: tuple[str, ...] = ()  # places; empty for all
 
     @property
+    def default_tolerance(self) -> bool:
+        """Whether the user named no bounds, and elements are compared."""
+        return (self.tolerance.atol, self.tolerance.rtol, self.tolerance.mode) == (None, None, STRICT)
+
+    @property
     def backward(self) -> bool:
         """Whether gradients are wanted."""
         return self.phase != FORWARD

@@ -17,11 +17,12 @@ from twinprobe._align.turns import REORDERED
 from twinprobe._live.findings import WEIGHT_PHASE, Finding
 from twinprobe._live.live_run import Values
 from twinprobe._live.measuring import parameter_of, parameter_pairs, put_together
+from twinprobe._live.options import Options
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Model, differing_settings
 from twinprobe._measure.elements import ANY_ORDER, FLOAT64, numbers
 from twinprobe._measure.elements import turned as turned_like
-from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
+from twinprobe._measure.tolerance import Gap, compare, transposed
 from twinprobe._runs.dtypes import COMPLEX, EPSILON
 from twinprobe._runs.names import OpName
 from twinprobe._runs.tensors.elements import HostTensor
@@ -57,14 +58,15 @@ class _Parameter:
 class Updates:
     """Compares parameters after each step; ``begin`` is called before the optimizers make it."""
 
-    def __init__(self, raw: Model, base: Model, tolerance: Tolerance) -> None:
+    def __init__(self, raw: Model, base: Model, options: Options) -> None:
         self._models = raw, base
-        self._tolerance = tolerance
+        self._tolerance = options.tolerance
+        self._by_gradients = options.default_tolerance
         self._known: dict[Key, _Parameter] = {}
 
     def begin(self, tested: Values, reference: Values, matches: Matches) -> None:
         """Keep parameters and gradients as they are before the step. Only the default tolerance needs them."""
-        if not self._tolerance.is_default:
+        if not self._by_gradients:
             return
         for row, (call, name), (partner, partner_name), rule in parameter_pairs(tested, reference, matches.rows):
             if row in matches.groups:

@@ -36,11 +36,6 @@ class Tolerance:
     mode: str = STRICT
     equal_nan: bool = False
 
-    @property
-    def is_default(self) -> bool:
-        """Whether the user named no bounds, and elements are compared."""
-        return self.atol is None and self.rtol is None and self.mode == STRICT
-
     def of(self, *dtypes: str) -> tuple[float, float]:
         """atol and rtol for these element types: the coarser one decides."""
         kind = next((kind for kind in _COARSE if kind in dtypes), "")
