@@ -162,8 +162,8 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
     ops = list(filter(set(rows["op"].to_list()).__contains__, in_order(parts, called)))
-    place = pl.col("op").replace_strict({name: at for at, name in enumerate(ops)}, return_dtype=pl.Int32)
-    rows = rows.with_columns(place=place).sort("place", "role", maintain_order=True)
+    order = pl.col("op").replace_strict({name: at for at, name in enumerate(ops)}, return_dtype=pl.Int32)
+    rows = rows.with_columns(place=order).sort("place", "role", maintain_order=True)
     first = parts[0].first
     table = rows.select(
         pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),

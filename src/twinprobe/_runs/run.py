@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from twinprobe._notebook import card
-from twinprobe._runs.dump_json import Stacks, read_document, read_entries, read_parents, read_stacks
+from twinprobe._runs.dump_json import REST_LOST, Stacks, read_document, read_entries, read_parents, read_stacks
 from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
@@ -147,7 +147,7 @@ class Run:
         if self.recorded is not None and (known := self.recorded.sketches) is not None:  # rows were left out
             rows = {name: row for row, name in enumerate(self.recorded.table["name"])}
             return Sketches(known.rows, known.index[[rows[name] for name in self.table["name"]]])
-        damaged = any("the rest is lost" in note for note in self.notes)
+        damaged = any(note.endswith(REST_LOST) for note in self.notes)
         return sketches_of(self.sketch_file, self.table, damaged=damaged)
 
 
