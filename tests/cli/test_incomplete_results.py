@@ -38,11 +38,19 @@ def said_of(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> tu
     return said.out, said.err
 
 
+def _break_off(path: Path) -> None:
+    more = {f"Torch.f.{number}.forward": forward([tensor()], [tensor()]) for number in range(3)}
+    write_dump(path.parent, more)
+    text = path.read_text()
+    path.write_text(text[: text.index("Torch.f.1.forward") + 60])
+
+
 LOSSES: dict[str, tuple[Any, list[str], str]] = {
     "a rank on one side": (lambda d: shutil.rmtree(d / "t/step0/rank1"), [], "rank1"),
     "a step on one side": (lambda d: shutil.rmtree(d / "g/step1"), [], "step1"),
     "a rank without its dump": (lambda d: (d / "t/step0/rank2/dump.json").unlink(), [], "rank2"),
     "a damaged rank": (lambda d: (d / "g/step1/rank0/dump.json").write_text("no json"), [], "rank0"),
+    "a dump that breaks off": (lambda d: _break_off(d / "g/step1/rank0/dump.json"), [], "breaks off after 1 whole"),
     "a rank that was asked for": (lambda _: None, ["--rank", "0,7"], "rank7"),
     "a step that was asked for": (lambda _: None, ["--step", "0,9"], "step9"),
     "one of two files": (

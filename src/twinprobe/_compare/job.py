@@ -32,6 +32,7 @@ from twinprobe._report.console import log_rows
 from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
+from twinprobe._runs.dump_json import REST_LOST
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.run import (
     OPTIMIZER_FILE,
@@ -227,6 +228,10 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
             f"nothing to compare: none of its {calls:,} calls has a counterpart in {job.golden}", where=job.target,
             hint="are these runs of the same model? twinprobe align shows what fits; a mapping file pairs other names",
         )  # fmt: skip
+    broken = [note for note in comparison.summary.notes if note.endswith(REST_LOST)]
+    if broken:  # what is missing was asked for: its absence is no agreement
+        lost = [*comparison.summary.lost, *broken]
+        comparison = replace(comparison, summary=replace(comparison.summary, lost=lost))
     return comparison
 
 

@@ -16,11 +16,12 @@ from twinprobe._live.findings import (
     GRADIENT_PHASE,
     LOSS_PHASE,
     PHASE_ORDER,
+    WEIGHT_PHASE,
     AgreeingPairs,
-    Claim,
     Finding,
     Findings,
     FirstDifference,
+    Judgement,
     differing,
     first_difference,
     in_order,
@@ -28,7 +29,7 @@ from twinprobe._live.findings import (
 )
 from twinprobe._live.frameworks.adapter import framework_of
 from twinprobe._live.live_run import LiveRun, read_run
-from twinprobe._live.measuring import Buffers, compare_parameters, find_differences
+from twinprobe._live.measuring import Buffers, find_differences
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, as_layer_map
 from twinprobe._live.pairing.layers import LayerTree, mapped_paths, pair_by_names, pair_trees
 from twinprobe._live.pairing.matching import Matches, match_runs
@@ -46,13 +47,15 @@ from twinprobe._live.running import (
     mode_notes,
     recorded_masks,
     run_model,
+    settings_of_layers,
     state_kept,
     two_calls,
 )
+from twinprobe._live.updates import Updates
 from twinprobe._live.weights.copying import copy_plain, copy_weights
 from twinprobe._measure.tolerance import MODES, STRICT, Tolerance, compare
 from twinprobe._record.memory.engine import aliases, collector_paused, keep_freed_memory
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput, did_you_mean
 
@@ -172,8 +175,12 @@ class Comparison:
     first: FirstDifference | None = None
     runs: tuple[LiveRun, LiveRun] | None = None  # raw, base
     steps: int = 0
+    noise: int = 0  # pairs that are beyond the default tolerance and within what rounding explains
+    worst: float = 0.0  # of their relative errors
 
-    def add(self, findings: Findings, more: list[Finding], raw: LiveRun, base: LiveRun, claim: Claim | None) -> None:
+    def add(
+        self, findings: Findings, more: list[Finding], raw: LiveRun, base: LiveRun, judgement: Judgement
+    ) -> None:  # fmt: skip
         """Add the findings of a step to the rest; the first difference is what the judge claims."""
         self.runs = raw, base
         self.steps += 1
@@ -182,7 +189,7 @@ class Comparison:
             return
         together = in_order([*more, *findings])
         self.findings.append(together)
-        self.first = first_difference(together, raw, base, claim)
+        self.first = first_difference(together, raw, base, judgement.claim)
 
     def result(self) -> Result:
         """The result of all steps."""
@@ -190,6 +197,11 @@ class Comparison:
         base, raw = (side.title if isinstance(side, Model) else str(side) for side in (self.base, self.raw))
         raw_calls, base_calls = (Calls(run.ops, run.parents) for run in self.runs)
         notes = list(dict.fromkeys(self.notes))
+        if self.noise:
+            notes.append(
+                f"{self.noise} pairs of tensors are further apart than the default tolerance, but by no more than "
+                f"rounding explains (worst: {self.worst:.1e} of its norm); atol and rtol set a tolerance of your own"
+            )
         return Result(base, raw, self.findings, self.first, base_calls, raw_calls, self.steps, notes)
 
 
@@ -226,14 +238,44 @@ def _compare_models(comparison: Comparison, kept: KeptState) -> None:
             comparison.notes += copy_all_weights(raw, base, comparison.layer_map, options)
     kept.keep_buffers()  # not before the weights are copied: running statistics are among them, and stay
     buffers = Buffers(raw, base, comparison.layer_map, options.tolerance, kept)
+    trained = raw.optimizer is not None and base.optimizer is not None
+    updates = Updates(raw, base, options) if trained else None
     for step in range(options.steps):
-        _one_step(comparison, base, raw, kept, buffers, step)
+        _one_step(comparison, base, raw, kept, buffers, updates, step)
         if comparison.first is not None:
             break
+    settings = updates.settings_that_differ() if updates is not None else ""
+    if settings:
+        words = f"a setting of the optimizer differs: {settings}"
+        first = comparison.first
+        if first is not None and first.phase == WEIGHT_PHASE:  # gradients agree, the updates do not
+            comparison.first = replace(first, why=f"{words} ({first.why})")
+        else:
+            comparison.notes.append(words)
+    if comparison.first is not None:
+        comparison.first = _with_settings(comparison.first, comparison)
+
+
+def _with_settings(first: FirstDifference, comparison: Comparison) -> FirstDifference:
+    """The first difference, with what the layer there was built with in one model only."""
+    base, raw = comparison.base, comparison.raw
+    assert isinstance(base, Model)
+    assert isinstance(raw, Model)
+    if first.phase == WEIGHT_PHASE or comparison.runs is None:
+        return first
+    paths = []
+    for run, name in zip(comparison.runs, (first.raw, first.base), strict=True):
+        around: str | None = name
+        while around is not None and around != "loss" and not parse_op(around).is_module:
+            around = run.parents.get(around)
+        paths.append(parse_op(around).body if around is not None else "?")
+    words = settings_of_layers(raw, base, paths[0], paths[1])
+    return replace(first, why=f"the layers were built with {words}; {first.why}") if words else first
 
 
 def _one_step(
-    comparison: Comparison, base: Model, raw: Model, kept: KeptState, buffers: Buffers, step: int
+    comparison: Comparison, base: Model, raw: Model, kept: KeptState, buffers: Buffers, updates: Updates | None,
+    step: int,
 ) -> None:  # fmt: skip
     options, layer_map = comparison.options, comparison.layer_map
     phases = _PHASES_OF[options.phase]
@@ -251,30 +293,36 @@ def _one_step(
             tested, more = run_fed(raw, reference, base, options, layer_map, masks, kept)
         else:
             tested = run_model(raw, options, layer_map, masks)
-        matches, findings, claim = _compare_runs(comparison, tested.run, reference.run, (raw.paths, base.paths), step)
+        matches, findings, judgement = _compare_runs(
+            comparison, tested.run, reference.run, (raw.paths, base.paths), step
+        )
     if LOSS_PHASE in phases and tested.loss is not None and reference.loss is not None:
         gap = compare(tested.loss, reference.loss, options.tolerance)
-        more.append(Finding(step, LOSS_PHASE, "loss", "loss", "loss", "loss", gap, True, dtype=tested.loss.dtype))
-    if raw.optimizer is not None and base.optimizer is not None:
+        decides = gap.same or not judgement.explains(gap)
+        more.append(Finding(step, LOSS_PHASE, "loss", "loss", "loss", "loss", gap, decides, dtype=tested.loss.dtype))
+    if updates is not None:
         kept.steps += 1
+        updates.begin(tested.run, reference.run, matches)
         raw.adapter.step(raw.model, raw.optimizer)
         base.adapter.step(base.model, base.optimizer)
-        more += compare_parameters(raw, base, tested.run, reference.run, matches, options.tolerance, step)
+        more += updates.compare(tested.run, reference.run, matches, step)
     notes = comparison.notes
     if AFTER_PHASE in phases:
-        more += buffers.compare(tested.run, reference.run, matches, step)
+        for finding in buffers.compare(tested.run, reference.run, matches, step):
+            finding.decides &= finding.gap.same or not judgement.explains(finding.gap)
+            more.append(finding)
         notes += buffers.notes
     if step == 0:
         if options.random != "eval":
             notes += mode_notes(base, raw, matches.calls)
         notes += [*matches.notes, *(masks.notes if masks is not None else [])]
     notes += [*reference.problems, *tested.problems]
-    comparison.add(findings, more, tested.run, reference.run, claim)
+    comparison.add(findings, more, tested.run, reference.run, judgement)
 
 
 def _compare_runs(
     comparison: Comparison, raw: LiveRun, base: LiveRun, paths: tuple[Paths | None, Paths | None], step: int
-) -> tuple[Matches, Findings, Claim | None]:
+) -> tuple[Matches, Findings, Judgement]:
     """Pair, measure and judge what two runs have recorded. Their tensors are released."""
     options = comparison.options
     matches = match_runs(raw, base, comparison.layer_map, *paths)
@@ -284,10 +332,16 @@ def _compare_runs(
             f"{lost} tensors were overwritten by code that cannot be observed: they are not compared"
         )
     findings = find_differences(raw, base, matches, options.tolerance, step, _PHASES_OF[options.phase])
-    claim = judge_runs(raw, base, matches, findings)
+    for run in (raw, base):
+        if run.in_memory:
+            run.__dict__["step"] = step  # no folder tells
+    # After a step, parameters were compared by their updates: they are no news, nor is what follows from them.
+    judgement = judge_runs(raw, base, matches, findings, options, updated=step > 0)
+    comparison.noise += judgement.noise
+    comparison.worst = max(comparison.worst, judgement.worst)
     raw.release()
     base.release()
-    return matches, findings, claim
+    return matches, findings, judgement
 
 
 def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Options) -> list[str]:
@@ -394,7 +448,7 @@ def _compare_recordings(comparison: Comparison, base: Path, raw: Path) -> None:
 
 def _add_recorded(comparison: Comparison, tested: LiveRun, reference: LiveRun, paths: Paths | None, step: int) -> None:
     options = comparison.options
-    matches, findings, claim = _compare_runs(comparison, tested, reference, (paths, None), step)
+    matches, findings, judgement = _compare_runs(comparison, tested, reference, (paths, None), step)
     if options.only:  # each of them decides
         findings = [replace(finding, decides=True) for finding in findings if finding.place in options.only]
     if not findings:
@@ -406,7 +460,7 @@ def _add_recorded(comparison: Comparison, tested: LiveRun, reference: LiveRun, p
         comparison.notes += matches.notes
         if reference.task != "tensor":
             comparison.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
-    comparison.add(findings, [], tested, reference, claim)
+    comparison.add(findings, [], tested, reference, judgement)
 
 
 # Old options that are accepted and have no effect.

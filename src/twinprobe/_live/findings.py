@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import prod
+from math import isfinite, prod
 from typing import TYPE_CHECKING
 
 from twinprobe._judge.describe import user_frame
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.matching import Matches
+from twinprobe._live.running import Options
 from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.tolerance import Gap, transposed
@@ -38,6 +39,7 @@ PHASE_ORDER = (
 _WAY_BACK = (BACKWARD_PHASE, GRADIENT_PHASE)
 INJECTED, INHERITED, ARRIVES, INSIDE = "injected", "inherited", "arrives", "inside"
 SAME_NAN = "the same NaN on both sides"
+_FOLLOWS = 10.0  # how much further off than what it was computed from a mean of values may be
 _ARRIVING = ("input", "gradient of output")  # places of what a call is given
 
 
@@ -117,14 +119,40 @@ class Claim:
     call: str
 
 
-def judge_runs(raw: LiveRun, base: LiveRun, matches: Matches, findings: Findings) -> Claim | None:
-    """Where two runs part, of what the tolerance does not let pass. To be asked while their tensors are held."""
+@dataclass
+class Judgement:
+    """What the judge says of a step: a claim, or that what the tolerance does not let pass is noise."""
+
+    claim: Claim | None = None
+    noise: int = 0  # so many pairs
+    worst: float = 0.0  # the largest of their relative errors
+
+    def explains(self, gap: Gap) -> bool:
+        """Whether a value that was computed from these pairs (the loss, a running mean) is off by no more than they."""
+        return bool(self.noise) and gap.relative_norm <= _FOLLOWS * self.worst
+
+
+NOTHING_SAID = Judgement()
+
+
+def judge_runs(
+    raw: LiveRun, base: LiveRun, matches: Matches, findings: Findings, options: Options, *, updated: bool = False
+) -> Judgement:
+    """Where two runs part, of what the tolerance does not let pass. To be asked while their tensors are held.
+
+    Where the tolerance is not the user's own, what the judge of recordings takes for noise decides nothing: no fixed
+    tolerance fits all depths, element types and steps of optimizers. ``updated``: parameters that differ were found to
+    agree after the last step, as far as their gradients tell.
+    """
     differences = in_order(differing(findings))
     first = next((finding for finding in differences if finding.decides), None)
     if first is None:
-        return None
+        return NOTHING_SAID
     from twinprobe._align.links import from_partners
-    from twinprobe._compare.one import Options, compare_runs
+    from twinprobe._compare.one import Options as How
+    from twinprobe._compare.one import compare_runs
+    from twinprobe._judge.search import PARAMETER_DIFFERS
+    from twinprobe._judge.verdicts import PASS
 
     for run in (raw, base):
         run.measure()
@@ -132,20 +160,33 @@ def judge_runs(raw: LiveRun, base: LiveRun, matches: Matches, findings: Findings
     target, golden = raw, base
     if raw.mode != base.mode:  # a live model against a recording of statistics
         if DIGESTS in (raw.mode, base.mode):
-            return None
+            return NOTHING_SAID
         target, golden = (_by_statistics(run) for run in (raw, base))
     partners, rules = [-1] * raw.table.height, [""] * raw.table.height
     for row, golden_row, rule in matches.rows:
         partners[row], rules[row] = golden_row, rule
-    pairs = from_partners(partners, base.table.height, rules)
+    pairs = replace(from_partners(partners, base.table.height, rules), call_groups=matches.call_groups)
     measure = _measure_in_memory if raw.in_memory or base.in_memory else None
     try:
-        compared = compare_runs(target, golden, Options(match=lambda *_: pairs, measure=measure))
+        compared = compare_runs(target, golden, How(match=lambda *_: pairs, measure=measure))
     except BadInput:  # a recording that cannot be judged: perturbed, or without the folder of its tensors
-        return None
+        return NOTHING_SAID
     rows = {finding.order for finding in differences}
+    causes = {beginning.cause for beginning in compared.judged.beginnings if beginning.reaches}
+    if options.default_tolerance and not options.single_step and raw.in_memory and base.in_memory:
+        deciding = [finding for finding in differences if finding.decides]
+        errors = [finding.gap.relative_norm for finding in deciding]
+        # An error that begins somewhere is no noise, even if it dies out and explains what differs.
+        verdicts = compared.judged.verdict
+        within = not compared.judged.beginnings and all(verdicts[finding.order] == PASS for finding in deciding)
+        settled = within or (updated and (compared.summary.first is None or causes == {PARAMETER_DIFFERS}))
+        if settled and all(map(isfinite, errors)) and not any("NaN" in finding.gap.why for finding in deciding):
+            for finding in deciding:
+                finding.decides = False
+            return Judgement(noise=len(deciding), worst=max(errors))
     # What the judge takes for noise may still be beyond the user's tolerance: then the tolerance decides what differs.
-    return _claim(compared, rows, first.phase) or _claim(_by_tolerance(compared, rows), rows, first.phase)
+    claim = _claim(compared, rows, first.phase) or _claim(_by_tolerance(compared, rows), rows, first.phase)
+    return Judgement(claim)
 
 
 def _by_statistics(run: LiveRun) -> LiveRun:
@@ -161,7 +202,7 @@ def _measure_in_memory(
 ) -> pl.DataFrame:
     """The metrics of all pairs; tensors that one model stores transposed are turned."""
     from twinprobe._compare.one import file_metrics
-    from twinprobe._compare.pair_table import as_text
+    from twinprobe._compare.pair_table import as_text, from_text
 
     any_order = as_text([ANY_ORDER])
     columns = (pairs[name].to_list() for name in ("t_file", "g_file", "turn", "t_row", "g_row"))
@@ -173,8 +214,11 @@ def _measure_in_memory(
         tensor = target.load(files[row])
         if turns[row] == any_order:
             return turned_like(tensor, [ANY_ORDER], golden.load(golden_files[row]))
-        turned = (rows[row] in target.turned) is not (golden_rows[row] in golden.turned)
-        return transposed(tensor) if turned or turns[row] is not None else tensor
+        if (rows[row] in target.turned) is not (golden_rows[row] in golden.turned):
+            return transposed(tensor)
+        if turns[row] is None:
+            return tensor
+        return turned_like(tensor, from_text(turns[row]), golden.load(golden_files[row]))
 
     def loaders(row: int) -> tuple[Loader, Loader]:
         return lambda: load(row), lambda: golden.load(golden_files[row])

@@ -1,4 +1,4 @@
-"""Every pair of tensors measured, as findings: what two runs recorded, parameters after a step, buffers."""
+"""Every pair of tensors measured, as findings: what two runs recorded, and buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from twinprobe._live.findings import (
     GRADIENT_PHASE,
     PHASE_ORDER,
     SAME_NAN,
-    WEIGHT_PHASE,
     AgreeingPairs,
     Finding,
     Findings,
@@ -45,7 +44,6 @@ from twinprobe._measure.tolerance import (
     compare,
     compare_all,
     compare_places,
-    transposed,
     worth_kernel,
 )
 from twinprobe._record.rows import Note, Row
@@ -320,46 +318,6 @@ def parameter_of(run: LiveRun, row: int) -> tuple[OpName, str]:
     """The call and the name of a recorded parameter."""
     call = parse_op(run.ops[run.columns["op"][row]])
     return call, run.columns["name"][row].removeprefix(f"{call.text}.parameters.")
-
-
-def compare_parameters(
-    raw: Model, base: Model, tested: LiveRun, reference: LiveRun, matches: Matches, tolerance: Tolerance, step: int
-) -> list[Finding]:
-    """Measure the parameters that belong together as they are now."""
-    findings = []
-    for row, (call, name), (partner, partner_name), rule in parameter_pairs(tested, reference, matches.rows):
-        if row in matches.groups:
-            parts = [
-                [_parameter(model, *parameter_of(run, member)) for member in rows]
-                for model, run, rows in zip((raw, base), (tested, reference), matches.groups[row], strict=True)
-            ]
-            if any(part is None for side in parts for part in side):
-                continue
-            tensor, golden = put_together(*([part[0] for part in side if part] for side in parts))
-        else:
-            held, partner_held = _parameter(raw, call, name), _parameter(base, partner, partner_name)
-            if held is None or partner_held is None:
-                continue
-            (tensor, turned), (golden, golden_turned) = held, partner_held
-            tensor = transposed(tensor) if turned != golden_turned else tensor
-            tensor = turned_like(tensor, [ANY_ORDER], golden) if rule.endswith(REORDERED) else tensor
-        gap = compare(tensor, golden, tolerance)
-        findings.append(
-            Finding(
-                step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,
-                str(list(tensor.shape)), str(list(golden.shape)), tensor.dtype, rule, row,
-            )
-        )  # fmt: skip
-    return findings
-
-
-def _parameter(model: Model, call: OpName, name: str) -> tuple[HostTensor, bool] | None:
-    """A parameter as it is now, and whether it is stored [in, out]."""
-    layer = model.paths.layer.get(call.body)
-    parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
-    if parameter is None:
-        return None
-    return model.adapter.to_host(parameter), model.adapter.is_transposed(layer, name)
 
 
 class Buffers:

@@ -6,7 +6,7 @@ weights stay: a second copy of a model, for the rare error, would cost every com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,7 +21,7 @@ from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import LiveRun, live_run
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map
 from twinprobe._measure.elements import FLOAT64, numbers
-from twinprobe._measure.tolerance import Tolerance
+from twinprobe._measure.tolerance import STRICT, Tolerance
 from twinprobe._report.console import say
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
@@ -49,6 +49,11 @@ class Options:
     report: Path | None = None
     formats: tuple[str, ...] = ("csv", "json", "html")
     only: tuple[str, ...] = ()  # places; empty for all
+
+    @property
+    def default_tolerance(self) -> bool:
+        """Whether the user named no bounds, and elements are compared."""
+        return (self.tolerance.atol, self.tolerance.rtol, self.tolerance.mode) == (None, None, STRICT)
 
     @property
     def backward(self) -> bool:
@@ -246,6 +251,43 @@ def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:
             if mode != golden_mode:
                 apart.append(f"{parse_op(call).body} ({shown[mode]} against {shown[golden_mode]})")
     return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(apart))}"] if apart else []
+
+
+_SETTING = (bool, int, float, str, type(None))
+
+
+def settings_of_layers(raw: Model, base: Model, path: str, partner: str) -> str:
+    """What two layers of one class were built with and differs: ``approximate: tanh against none``. Weights apart."""
+    layers = raw.paths.layer.get(path), base.paths.layer.get(partner)
+    if layers[0] is None or type(layers[0]) is not type(layers[1]):
+        return ""
+    target, golden = (
+        {
+            name: value for name, value in vars(layer).items()
+            if isinstance(value, _SETTING) or (isinstance(value, tuple) and all(isinstance(v, _SETTING) for v in value))
+        }
+        for layer in layers
+    )  # fmt: skip
+    return "; ".join(differing_settings(target, golden, without=("training",)))
+
+
+def differing_settings(target: Mapping[str, Any], golden: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
+    """``lr: 0.002 against 0.001`` for each setting that both have and that differs."""
+    return [
+        f"{name}: {_shown(value)} against {_shown(golden[name])}"
+        for name, value in target.items()
+        if name in golden and name not in without and not name.startswith("__") and not _equal(value, golden[name])
+    ]
+
+
+def _equal(target: Any, golden: Any) -> bool:
+    if isinstance(target, int | float) and isinstance(golden, int | float):
+        return target == golden or abs(target - golden) <= 1e-12 * max(abs(target), abs(golden))
+    return bool(target == golden)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 _FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}

@@ -38,6 +38,7 @@ _LONGEST_WIDE = LONGEST // 4  # Python has four bytes for each character of a te
 # Values are counted in an entry that is longer than this, and in a piece that is longer than most.
 _FEW, _USUAL = 1 << 18, PIECE + (1 << 18)
 _SHOWN = 200
+REST_LOST = "the rest is lost"  # how the note on a file that breaks off ends
 # Between two entries: the end of an object, then a key that names a call (or a point) and begins a container.
 _CUT = re.compile(
     rb'\}(\s*,\s*)(?="[^"\\]{0,4096}\.(?:forward|backward|parameters_grad|debug)(?:\.\d{1,18})?"\s*:\s*[{\[])'
@@ -88,7 +89,7 @@ def _batches_up_to_damage(
         raise BadInput(f"is not JSON: {error or 'its first entry is damaged'}", where=path)
     damage = "breaks off" if _ends_early("{" + text.rstrip(", \t\r\n")) else "is damaged"
     whole = f"after {entries.count} whole entries (last: {entries.last})"
-    entries.notes.append(f"{path}: the file {damage} {whole}; the rest is lost")
+    entries.notes.append(f"{path}: the file {damage} {whole}; {REST_LOST}")
 
 
 def _ends_early(text: str) -> bool:

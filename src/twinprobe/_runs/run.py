@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from twinprobe._notebook import card
-from twinprobe._runs.dump_json import Stacks, read_document, read_entries, read_parents, read_stacks
+from twinprobe._runs.dump_json import REST_LOST, Stacks, read_document, read_entries, read_parents, read_stacks
 from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
@@ -151,7 +151,7 @@ class Run:
         if self.kept is not None and self.recorded is not None:
             found = self.recorded.sketches
             return None if found is None else Sketches(found.rows, found.index[self.kept])
-        damaged = any("the rest is lost" in note for note in self.notes)
+        damaged = any(note.endswith(REST_LOST) for note in self.notes)
         return sketches_of(self.sketch_file, self.table, damaged=damaged)
 
 

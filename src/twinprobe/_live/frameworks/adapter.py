@@ -134,6 +134,14 @@ class Adapter(Protocol):
     def clear_gradients(self, model: Any, modules: Iterable[Any], /) -> None:
         """Forget the gradients that a model's modules have from earlier passes."""
 
+    def gradient(self, _model: Any, parameter: Any, /) -> Any:
+        """The gradient that the last pass gave a parameter; None where it has none."""
+        return parameter.grad
+
+    def settings(self, _optimizer: Any, /) -> list[tuple[list[Any], dict[str, Any]]]:
+        """The parameters that share their settings, and these settings; nothing where the optimizer is a function."""
+        return []
+
     def is_whole(self, module: Any) -> bool:
         """Whether the framework itself has this layer: what it calls inside adds nothing to its output."""
         return not getattr(module, self.modules_at) and type(module).__module__.startswith(f"{self.package}.")

@@ -27,6 +27,7 @@ from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.memory.engine import LeftGradients, RecorderPool, aliases
 from twinprobe._record.memory.paddle import ONLY_HOST, KeepingRecorder
+from twinprobe._record.paddle.recorder import groups_of
 from twinprobe._runs.dtypes import dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
 
@@ -84,6 +85,15 @@ class PaddleAdapter(Adapter):
                 parameter._copy_gradient_from(_assign(placeholder))
                 parameter.clear_gradient(False)
         return dense
+
+    def gradient(self, _model: Any, parameter: Any, /) -> Any:
+        gradient = parameter.grad
+        return gradient if gradient is not None and gradient.is_dense() else None
+
+    def settings(self, optimizer: Any, /) -> list[tuple[list[Any], dict[str, Any]]]:
+        if not isinstance(optimizer, paddle.optimizer.Optimizer):
+            return []
+        return [(group.parameters, group.settings) for group in groups_of(optimizer)]
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         for parameter, gradient in gradients:

@@ -86,6 +86,10 @@ class TorchAdapter(Adapter):
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
+    def settings(self, optimizer: Any, /) -> list[tuple[list[Any], dict[str, Any]]]:
+        groups = getattr(optimizer, "param_groups", ())
+        return [(group["params"], dict(_settings(group))) for group in groups]
+
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
             for parameter in module._parameters.values():
@@ -247,3 +251,14 @@ class _Substitute(Substitution, torch.autograd.Function):  # type: ignore[misc] 
 
 
 adapter = TorchAdapter()
+
+
+def _settings(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a group; parts of one by their place: betas.0, betas.1."""
+    for key, value in group.items():
+        if isinstance(value, tuple | list) and key not in ("params", "param_names"):
+            yield from ((f"{key}.{place}", part) for place, part in enumerate(value))
+        elif isinstance(value, torch.Tensor):
+            yield key, value.item() if value.numel() == 1 else None
+        elif key != "params":
+            yield key, value

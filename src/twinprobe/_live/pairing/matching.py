@@ -8,7 +8,7 @@ from math import prod
 
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Head, Side
-from twinprobe._align.links import NONE, Board, modules_meet, needs_help
+from twinprobe._align.links import NONE, Board, CallGroup, modules_meet, needs_help
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import fit_shapes, pairs_of
 from twinprobe._live.live_run import LiveRun
@@ -40,6 +40,7 @@ class Matches:
     notes: list[str] = field(default_factory=list)
     # By the raw row of a pair: all rows of both sides that are one tensor when put together (q, k and v; qkv).
     groups: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    call_groups: list[CallGroup] = field(default_factory=list)  # calls that do the same in other steps
     equal: bool = False  # every row of both runs has its partner, by equal names
 
 
@@ -73,6 +74,7 @@ def match_runs(
     matches.notes += [note for note in board.notes if not any(word in note for word in _DUMP_NOTES)]
     rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
     matches.rows = [row for row in rows if NONE not in row[:2]]
+    matches.call_groups = pairs.call_groups
     matches.groups = {int(pairs.target[place]): rows for place, rows in pairs.groups.items()}
     _pair_left(board, matches)
     if raw_paths is not None:
