@@ -285,7 +285,7 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
     # show whether it did.
     turned = (flow.marks[0] == flow.marks[1]) & (not claimed) & (len(rows[PARAMETER_GRADIENTS]) > 0)
     found = []
-    scaled = _other_loss(evidence.pairs, rows["loss"])
+    scaled = _other_loss(evidence.pairs, rows["loss"]) if len(rows["loss"]) and not matched.all() else None
     for name, own in ((name, own) for name, own in rows.items() if len(own)):
         if name == "loss" and scaled is not None:
             found.append(scaled)
@@ -320,8 +320,6 @@ def _other_loss(pairs: pl.DataFrame, paired: NDArray[np.int64]) -> Result | None
     """
     import polars as pl
 
-    if not len(paired):
-        return None
     values, where = [], ""
     own = int(paired[0])
     for side, other in ("tg", "gt"):
