@@ -16,7 +16,7 @@ from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import Family, is_smooth, operation_of
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
-from twinprobe._runs.names import FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
+from twinprobe._runs.names import CONTAINERS, FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
 from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, PARAMETER, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ SILENT = "silent"
 ADAPTIVE_RATE = "adaptive_rate"  # a setting: the rate of an optimizer that divides by a gradient's size (Adam)
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
-_LAST_DIGITS = 1e-12  # of a plain number
+# Of a plain number. A rate that is computed otherwise differs in the last digits of float64; one that is read off a
+# tensor (an update's size, as Adafactor and clipping do) is as far off as float32 rounds over a few operations.
+_LAST_DIGITS = 64 * 2.0**-23
 WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 _BETWEEN = 8.0  # roundings that code between recorded calls may add
 
@@ -201,20 +203,36 @@ def shapes_differ(pairs: pl.DataFrame) -> Bools:
     return bools(pairs["t_shape"] != pairs["g_shape"]) & ~turned(pairs)
 
 
-def recut(pairs: pl.DataFrame) -> Bools:
-    """Whether as many elements lie along as many axes, cut into other lengths; axes in another order are none."""
+def related_shapes(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
+    """Of shapes that differ: recut ones, and those of which one may be a part of the other.
+
+    Recut: as many elements lie along as many axes, cut into other lengths; axes in another order are none. A part: a
+    single place along one axis, such as the scores of the last token alone, whose extremes lie within the other's.
+    """
     shapes = pairs.select("t_shape", "g_shape")
     differ = pairs["t_shape"] != pairs["g_shape"]
-    cut: dict[tuple[str, str], bool] = {}
+    cut: set[tuple[str, str]] = set()
+    shorter: dict[tuple[str, str], int] = {}  # which of the two is the part
     for target, golden in shapes.filter(differ).unique().iter_rows():
         one, other = dims(target), dims(golden)
-        if one and other:
-            alike = len(one) == len(other) and prod(one) == prod(other)
-            cut[target, golden] = alike and sorted(one) != sorted(other)
-    found = np.zeros(pairs.height, dtype=bool)
-    for row in np.flatnonzero(bools(differ)).tolist():
-        found[row] = cut.get(shapes.row(row), False)
-    return found
+        if one and other and len(one) == len(other):
+            lengths = [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1]]
+            if prod(one) == prod(other) and sorted(one) != sorted(other):
+                cut.add((target, golden))
+            elif len(lengths) == 1 and min(lengths[0]) == 1:
+                shorter[target, golden] = int(np.argmin(lengths[0]))
+    recut, part = np.zeros((2, pairs.height), dtype=bool)
+    if cut or shorter:
+        extremes = pairs.select("t_max", "g_max", "t_min", "g_min").to_numpy().astype(np.float64)
+        for row in np.flatnonzero(bools(differ)).tolist():
+            both = shapes.row(row)
+            recut[row] = both in cut
+            if both in shorter:
+                high, low = extremes[row, :2], extremes[row, 2:]
+                inner, outer = shorter[both], 1 - shorter[both]
+                slack = _LAST_DIGITS * max(abs(high[outer]), abs(low[outer]))  # another kernel rounds otherwise
+                part[row] = high[inner] <= high[outer] + slack and low[inner] >= low[outer] - slack
+    return recut, part
 
 
 def turned(pairs: pl.DataFrame) -> Bools:
@@ -270,7 +288,6 @@ def _judge_values(rows: Rows, deviation: Deviation) -> None:
     numbers = ~rows.blank("max")
     with np.errstate(invalid="ignore"):
         t_number, g_number = rows.number("t", "max"), rows.number("g", "max")
-        # A learning rate of a schedule that is written otherwise differs in the last digits of float64.
         same_number = np.isclose(t_number, g_number, rtol=_LAST_DIGITS, atol=0.0, equal_nan=True)
         same_number &= (t_number == g_number) | (t_number % 1 != 0)
     equal = np.where(numbers, same_number, equal) | devices(pairs)
@@ -459,6 +476,22 @@ def of_few(pairs: pl.DataFrame, values: Values) -> Floats:
     gap = np.where(values.epsilon < COARSE, np.nan_to_num(gap, posinf=0.0), 0.0)
     found: Floats = np.maximum(gap, 0.0) * values.elements
     return found
+
+
+def hidden_drift(pairs: pl.DataFrame, flow: Flow, furthest: float) -> Floats:
+    """How far off, relatively, a call may be because of parameters that nobody sees drift: of modules that show their
+    parts in one run alone, the other being compiled."""
+    paired = bools(pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
+    around: dict[bool, set[str]] = {True: set(), False: set()}  # modules around what is paired, and what is alone
+    for side in "tg":
+        bodies = pairs[f"{side}_name"].str.extract(rf"^(?:{'|'.join(sorted(CONTAINERS))})\.(.*)\.[^.]+\.forward\.")
+        alone = bools(pairs[f"{side}_role"] == PARAMETER) & ~paired
+        for known, rows in ((True, paired), (False, alone)):
+            for body in bodies.filter(rows).drop_nulls().unique().to_list():
+                parts = body.split(".")
+                around[known] |= {".".join(parts[:end]) for end in range(1, len(parts))}
+    hidden = around[False] - around[True]
+    return np.where(flow.each_call(lambda op: op.is_module and op.body in hidden), furthest, 0.0)
 
 
 def arrived(flow: Flow, values: Values, few: Floats) -> Floats:

@@ -409,6 +409,7 @@ class Differences:
     whole: Bools  # those that differ
     shape: Bools  # shapes that differ
     recut: Bools  # shapes of as many axes and elements that are cut into other lengths: heads, groups, windows
+    part: Bools  # shapes of which one may be a single place of the other
     matched: Bools
     tensor: Bools
     called: Bools  # calls, not rows: those that have a counterpart

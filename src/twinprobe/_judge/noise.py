@@ -27,6 +27,7 @@ from twinprobe._judge.deviation import (
     behind_norms,
     drift_of,
     gave_inside,
+    hidden_drift,
     of_few,
     single_updates,
     values_of,
@@ -62,6 +63,7 @@ _RESOLVED = 0.7e-7
 _DIVIDES, _OF_LISTS, _USUAL_STEP, _BETA1 = "addcdiv", "_foreach", 1e-2, 0.9
 _ADAPTS = re.compile(rf"(?i)\.{ADAPTIVE}$")
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
+_IN_A_ROW = 512  # terms that a kernel adds to one sum in float32; longer sums are put together from such
 _BATCH = 4  # terms of a sum: more are those of a batch
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
 _ROW = 8.0  # numbers that every kernel adds up first
@@ -146,6 +148,8 @@ def expected_errors(
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
         _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
     )
+    if furthest:
+        local = np.hypot(local, hidden_drift(pairs, flow, furthest)[row_call] * np.where(output, values.norm, 0.0))
     if step:
         local = np.where(flow.parameter, np.fmax(local, _one_element(values, operands, abs(step), settings)), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
@@ -238,8 +242,9 @@ def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, ab
 def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -> Floats:
     """What sums over a batch may lose on the way back, as a distance.
 
-    The terms may be alike (a mean's gradient), then their errors add up while the sums of two samples cancel. And some
-    kernels add up in 16 bits, where small terms are lost beside a sum that has grown: as many epsilons as terms.
+    The terms may be alike (a mean's gradient), then their errors add up while the sums of two samples cancel, as far as
+    a kernel adds them up in a row. And some kernels add up in 16 bits, where small terms are lost beside a sum that has
+    grown: as many epsilons as terms.
     """
     taken, wrong = np.zeros((2, operands.count))
     np.maximum.at(taken, operands.calls, operands.elements)
@@ -252,7 +257,8 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
     # Sums that cancel in the end were larger on the way.
     sums = np.fmax(values.norm, np.where(known, arrived[source], 0.0) * np.sqrt(terms) / _ON_THE_WAY)
-    lost = np.where(grain > COARSE, np.minimum(1.0, ROUNDING * grain * terms), 0.0) * sums
+    lost = np.where(grain > COARSE, grain * terms, _FLOAT32 * np.minimum(terms, _IN_A_ROW))
+    lost = np.minimum(1.0, ROUNDING * lost) * sums
     summed = (operands.backward[call] | (flow.role == GRADIENT)) & (flow.role >= OUTPUT) & (terms > _BATCH)
     distance = np.where(summed, np.hypot(lost, wrong[source] * np.sqrt(terms)), 0.0)
     # A weight's gradient adds up products with what came in forward; the sum may cancel, its errors do not.
@@ -537,7 +543,8 @@ class _Operands:
         # Adam and its kin divide noise by noise: where a gradient is nothing else, an element may move by a whole step.
         steps = self.divides[calls] & (distance > 0)
         ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
-        moved = 2 * self.step[calls] * np.maximum(self.least[calls], ratio) * np.sqrt(self.size[calls])
+        with np.errstate(over="ignore"):
+            moved = 2 * self.step[calls] * np.maximum(self.least[calls], ratio) * np.sqrt(self.size[calls])
         gain = np.where(steps, np.fmax(gain, moved), gain)
         # So many of a gradient's elements are no larger than its error, or than eps, or are known to be rounding.
         beside = np.divide(self.softened, self.first_rms, out=np.zeros(self.count), where=self.first_rms > 0)[calls]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import DIFFERS, Deviation, bools
+from twinprobe._judge.deviation import DIFFERS, Deviation, bools, related_shapes
 from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, grouped_calls, result_rows
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import parse_op
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from twinprobe._judge.verdicts import Evidence, Judged
 
 Bools = NDArray[np.bool_]
+_SCALED, _FLOAT32 = 1e-3, 2.0**-23  # relative: losses that are further apart are no noise
 Floats = NDArray[np.float64]
 
 # Calls whose result is memory nobody has written yet, or a plain copy of bytes: their values say nothing.
@@ -284,13 +285,20 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
     # show whether it did.
     turned = (flow.marks[0] == flow.marks[1]) & (not claimed) & (len(rows[PARAMETER_GRADIENTS]) > 0)
     found = []
+    scaled = _other_loss(evidence.pairs, rows["loss"]) if len(rows["loss"]) and not matched.all() else None
     for name, own in ((name, own) for name, own in rows.items() if len(own)):
+        if name == "loss" and scaled is not None:
+            found.append(scaled)
+            continue
         error = np.nan_to_num(judged.error[own], nan=0.0)
         differs = judged.state[own] == DIFFERS
         if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
             # What is read by a later call is no result: it may differ, and what follows heal.
             differs = (differs | (noise.far[own] & ~(flow.read[own] & ~claimed))) & ~turned[own]
             error[turned[own]] = 0.0
+            if differs.any() and not claimed:  # the scores of the last token alone are no difference by themselves
+                part = related_shapes(evidence.pairs)[1][own]
+                differs, error = differs & ~part, np.where(part, 0.0, error)
         elif not claimed:  # a few epsilons that no call stands out for
             differs &= noise.far[own]
         # Gradients that are zero but for noise are not what one asks for.
@@ -303,6 +311,33 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
         where = evidence.pairs["t_name"][worst] or ""
         found.append(Result(name, not bool(differs.any()), len(own), int(differs.sum()), worst_error, worst_eps, where))
     return found
+
+
+def _other_loss(pairs: pl.DataFrame, paired: NDArray[np.int64]) -> Result | None:
+    """The losses where one run goes on computing with what both have: adds a constant, divides by a number of batches.
+
+    A loss is the last single number with a way back. None where it is the same, or the pair of rows tells.
+    """
+    import polars as pl
+
+    values, where = [], ""
+    own = int(paired[0])
+    for side, other in ("tg", "gt"):
+        call = pl.col(f"{side}_name").str.extract(r"^(.*\.\d+)\.forward\.output")
+        alone = pairs.filter(pl.col(f"{other}_row").is_null() & pl.col(f"{side}_row").is_not_null())
+        back = alone.select(pl.col(f"{side}_name").str.extract(r"^(.*\.\d+)\.backward\.")).to_series().drop_nulls()
+        last = alone.filter(
+            (pl.col(f"{side}_shape") == "[]")
+            & pl.col(f"{side}_dtype").str.contains("(?i)float")
+            & call.is_in(back.unique().to_list())
+            & (pl.col(f"{side}_row") > pairs[f"{side}_row"][own])
+        )[-1:]
+        values.append(float(last[f"{side}_max"][0] if last.height else pairs[f"{side}_max"][own]))
+        where = str(last[f"{side}_name"][0]) if last.height else where
+    error = abs(values[0] - values[1]) / abs(values[1]) if values[1] else np.inf
+    if not where or not error > _SCALED:
+        return None
+    return Result("loss", False, 1, 1, error, error / _FLOAT32, where)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from twinprobe._judge.deviation import (
     dtypes_differ,
     of_statistics,
     other_function,
-    recut,
+    related_shapes,
     shapes_differ,
     turned,
 )
@@ -371,10 +371,11 @@ def _differences(
     averaged = np.zeros(len(flow.ops))
     averaged[flow.of_row[first]] = np.nan_to_num(noise.error[first], posinf=1.0)
     acts_later |= running & rows.tensor & rows.matched & noise.far & (noise.error > _MORE * averaged[flow.of_row])
+    recut, part = related_shapes(evidence.pairs)
     alike = bools(names.str.contains(_KERNELS)) | same_eps(evidence.pairs)
     return Differences(
         value=rows.value & differs & ~alike, integer=integer, whole=integer & differs,
-        shape=shape, recut=shape & recut(evidence.pairs), matched=rows.matched, tensor=rows.tensor,
+        shape=shape, recut=shape & recut, part=shape & part, matched=rows.matched, tensor=rows.tensor,
         called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(number.astype(np.float64)), 0.0),
         given=rows.mixed, refilled=refilled, carried=carried, first_step=first_step,

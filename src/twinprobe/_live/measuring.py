@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import nan, prod
 from typing import cast
 
-from twinprobe._align.turns import REORDERED
+from twinprobe._align.links import MEANING
+from twinprobe._align.turns import REORDERED, Candidate, find_turns
 from twinprobe._live.findings import (
     AFTER_PHASE,
     BACKWARD_PHASE,
@@ -216,7 +217,10 @@ class PairGaps:
             self._known[pair] = Gap(False, str(damage), nan, nan, nan, nan, nan)
             return None
         if target is not None and golden is not None:
-            return (turned_like(target, [ANY_ORDER], golden) if rule.endswith(REORDERED) else target), golden
+            ways: Sequence[Sequence[int]] = [ANY_ORDER] if rule.endswith(REORDERED) else ()
+            if rule.endswith(MEANING) and target.shape != golden.shape:  # a convolution, and a product of its patches
+                ways = find_turns([Candidate(0, target.shape, golden.shape, False, False, "")]).get(0, ())
+            return (turned_like(target, ways, golden) if ways else target), golden
         self._known[pair] = self._by_statistics(row, golden_row)
         return None
 

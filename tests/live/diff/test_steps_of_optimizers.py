@@ -100,3 +100,33 @@ def test_in_16_bits_no_fixed_tolerance_fits(activation: nn.Module | None, agrees
     result = trained(raw, base=Words(fused=False).bfloat16())
     assert bool(result) is agrees
     assert agrees or result.first.raw == "Module.activation.ReLU.forward.0"
+
+
+class Patches(nn.Module):
+    """A convolution, or a product of all patches with its weights: [N, C, H, W] against [N, H * W, C]."""
+
+    def __init__(self, *, unfolded: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        self.filter, self.out, self.unfolded, self.factor = (
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.Linear(6, 3),
+            unfolded,
+            factor,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.unfolded:
+            patches = functional.unfold(x, 3, padding=1).transpose(1, 2)
+            made = patches @ self.filter.weight.flatten(1).T + self.filter.bias
+            made = (made * self.factor if self.factor != 1.0 else made).transpose(1, 2).unflatten(-1, x.shape[2:])
+        else:
+            made = self.filter(x)
+        return self.out(made.relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(1.0, True), (1.01, False)])
+def test_what_lies_along_other_axes_is_turned_before_it_is_compared(factor: float, agrees: bool) -> None:
+    picture = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    result = auto_diff(Patches(unfolded=True, factor=factor), Patches(unfolded=False), picture, quiet=True)
+    assert bool(result) is agrees

@@ -1,0 +1,170 @@
+"""The same numbers by another route (another library version, other threads, a compiled part) are no divergence.
+
+Next to each such pair stands one that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import twinprobe
+
+WIDTH = 24
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def compared(
+    folder: Path, program: Callable[[Any, str, Any], None], model: Callable[[], nn.Module], target: str, step: int = 0
+) -> Any:
+    """Record a program in two ways, ``target`` and "golden", from the same seed, and compare one step."""
+    dumps = []
+    for way in (target, "golden"):
+        torch.manual_seed(0)
+        with twinprobe.record(made := model(), folder / way, level="mix") as recording:
+            torch.manual_seed(1)
+            program(made, way, recording)
+        dumps.append(next((folder / way).rglob(f"step{step}/*/dump.json")))
+    return twinprobe.compare(*dumps)
+
+
+class Attention(nn.Module):
+    """Attention by PyTorch's own function, or written out."""
+
+    fused = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.first(x)).view(*x.shape[:2], 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            mixed = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q @ k.transpose(-1, -2) * (WIDTH // 2) ** -0.5).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.parametrize(("way", "agrees"), [("fused", True), ("rate", False)])
+def test_a_number_read_off_a_tensor_is_off_by_rounding(way: str, agrees: bool, tmp_path: Path) -> None:
+    """Adafactor scales an update by the size of its parameter, which it reads as a plain number."""
+
+    def train(model: Attention, way: str, _: Any) -> None:
+        model.fused = way == "fused"
+        optimizer = torch.optim.Adafactor(model.parameters(), 1.01e-2 if way == "rate" else 1e-2, foreach=True)
+        functional.cross_entropy(model(torch.randn(10, 7, WIDTH)), torch.arange(10) % 5).backward()
+        optimizer.step()
+
+    result = compared(tmp_path, train, Attention, way)
+    assert result.agrees is agrees
+
+
+class Speaker(nn.Module):
+    """Scores of the next token; ``place``: computed for all tokens or for this one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body, self.head = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 50)
+        self.place: int | None = None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.body(self.table(tokens)))
+        return self.head(hidden if self.place is None else hidden[:, self.place][:, None])
+
+
+@pytest.mark.parametrize(("way", "agrees"), [("all", True), ("first", False)])
+def test_scores_of_the_last_token_alone(way: str, agrees: bool, tmp_path: Path) -> None:
+    """Versions of a library compute the scores of all tokens of a prompt, or of the last one, which alone is used."""
+
+    def speak(model: Speaker, way: str, _: Any) -> None:
+        model.place = {"golden": -1, "all": None, "first": 0}[way]
+        tokens = torch.randint(0, 50, (2, 9))
+        with torch.no_grad():
+            for _ in range(3):
+                tokens = torch.cat([tokens, torch.softmax(model(tokens)[:, -1], -1).argmax(-1, keepdim=True)], 1)
+
+    result = compared(tmp_path, speak, Speaker, way)
+    assert result.agrees is agrees
+
+
+class Pooled(nn.Module):
+    """The mean over all places gives a bias equal gradients everywhere: their rounding errors add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.each = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.out = nn.Linear(16, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.each(functional.silu(self.first(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("way", "agrees"), [("threads", True), ("scaled", False)])
+def test_the_gradient_of_a_bias_is_a_long_sum_of_equal_terms(way: str, agrees: bool, tmp_path: Path) -> None:
+    def train(model: Pooled, way: str, _: Any) -> None:
+        torch.set_num_threads(2 if way == "threads" else 1)
+        if way == "scaled":
+            model.each.bias.register_hook(lambda gradient: gradient * 1.001)
+        functional.cross_entropy(model(torch.randn(8, 3, 14, 14)), torch.arange(8) % 7).backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+
+    result = compared(tmp_path, train, Pooled, way)
+    assert result.agrees is agrees
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "agrees"), [("drifted", True), ("wrong", False)])
+def test_parameters_inside_a_compiled_module_drift_unseen(way: str, agrees: bool, tmp_path: Path) -> None:
+    """A compiled module shows no parts; Adam moves single parameters further than most."""
+
+    def model() -> nn.Module:
+        part = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        rest = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))]
+        return nn.Sequential(*rest, part, nn.Linear(WIDTH, 5))
+
+    def train(model: nn.Sequential, way: str, recording: Any) -> None:
+        part, noise = model[8], torch.Generator().manual_seed(2)
+        if way != "golden":
+            model[8] = torch.compile(part, backend="eager")
+        for step in range(2):
+            functional.cross_entropy(model(torch.randn(16, WIDTH)), torch.arange(16) % 5).backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+            model.zero_grad()
+            if way != "golden" and step == 0:
+                inside = {id(one) for one in part.parameters()}
+                with torch.no_grad():
+                    for one in model.parameters():
+                        size = 1e-4 if id(one) in inside else 5e-7
+                        one.add_(torch.randn(one.shape, generator=noise) * size * one.square().mean().sqrt())
+                    if way == "wrong":
+                        part[2].weight.mul_(1.01)
+            recording.step()
+
+    result = compared(tmp_path, train, model, way, step=1)
+    assert result.agrees is agrees
+
+
+@pytest.mark.parametrize(("way", "loss_agrees"), [("golden2", True), ("shifted", False)])
+def test_a_loss_off_by_a_constant_is_not_said_to_agree(way: str, loss_agrees: bool, tmp_path: Path) -> None:
+    def train(model: nn.Module, way: str, _: Any) -> None:
+        loss = functional.mse_loss(model(torch.randn(8, WIDTH)), torch.randn(8, WIDTH))
+        (loss + 0.5 if way == "shifted" else loss).backward()
+
+    result = compared(tmp_path, train, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), way)
+    lines = str(result.summary)
+    assert ("loss agrees" in lines) is loss_agrees
+    assert ("loss differs" in lines) is not loss_agrees
+    assert "parameter gradients agree" in lines
