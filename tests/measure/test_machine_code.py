@@ -33,20 +33,28 @@ def measured(cache: Path, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_loop_that_was_kept_runs_without_the_compiler_and_gives_the_same(tmp_path: Path) -> None:
-    first, compiled = measured(tmp_path)
-    assert compiled == "True"
-    assert measured(tmp_path) == [first, "False"]
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with the code of one loop, and what this gave when it was compiled."""
+    folder = tmp_path_factory.mktemp("compiled")
+    first, loaded = measured(folder)
+    assert loaded == "True"
+    return folder, first
 
 
-def test_code_that_was_changed_is_not_run(tmp_path: Path) -> None:
-    first, _ = measured(tmp_path)
-    (kept,) = tmp_path.iterdir()
+def test_a_loop_that_was_kept_runs_without_the_compiler_and_gives_the_same(compiled: tuple[Path, str]) -> None:
+    folder, first = compiled
+    assert measured(folder) == [first, "False"]
+
+
+def test_code_that_was_changed_is_not_run(compiled: tuple[Path, str]) -> None:
+    folder, first = compiled
+    (kept,) = folder.iterdir()
     whole = kept.read_bytes()
     for damaged in (whole[:-1], whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:]):
         kept.write_bytes(damaged)
-        assert measured(tmp_path) == [first, "True"]
-    assert measured(tmp_path) == [first, "False"]
+        assert measured(folder) == [first, "True"]
+    assert measured(folder) == [first, "False"]
 
 
 def test_a_loop_that_would_need_the_compiler_at_run_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
