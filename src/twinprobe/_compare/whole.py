@@ -31,6 +31,7 @@ from twinprobe._layout.ranks import (
     contradictions,
     find_layout,
     gradients_of,
+    holds_shards,
     open_ranks,
     passes_of,
     recorded_world,
@@ -114,7 +115,7 @@ def puts_together(request: Request) -> bool:
     for side, other in zip(target.values(), golden.values(), strict=False):
         if not (_is_whole(side) or _is_whole(other)) and not (_is_known(side) and _is_known(other)):
             return False
-        return side.world != other.world
+        return side.world != other.world or (side.world > 1 and _shards(side) != _shards(other))
     return False
 
 
@@ -125,6 +126,11 @@ def _is_whole(side: StepRanks) -> bool:
 
 def _is_known(side: StepRanks) -> bool:
     return any((folder / LAYOUT_FILE).is_file() for _, folder in side.folders)
+
+
+def _shards(side: StepRanks) -> bool:
+    """Whether the optimizer of a rank has pieces of parameters: these are no pairs of whole ones."""
+    return holds_shards(side.folders[0][1] / LAYOUT_FILE)
 
 
 def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
@@ -242,14 +248,14 @@ def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
     return f"{name}: ranks {ranks} have the gradients of their own backward passes: nothing has reduced them"
 
 
-def _adaptive_rate(side: StepRanks) -> float:
-    """The rate of optimizers that divide by the size of a gradient, as a rank has it; 0 where there is none."""
+def _adaptive_rate(side: StepRanks) -> float | None:
+    """The rate of optimizers that divide by the size of a gradient, as a rank has it; 0 if none does."""
     for file in side.files(OPTIMIZER_FILE).values():
         with suppress(TwinProbeError):
             table = open_run(file).table
             rates = table.filter(table["name"].str.contains(_ADAPTIVE))["max"].drop_nulls().drop_nans()
             return float(rates.max() or 0.0)  # type: ignore[arg-type]
-    return 0.0
+    return None
 
 
 def _gradient_precision(side: StepRanks) -> tuple[float, str]:

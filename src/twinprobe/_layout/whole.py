@@ -369,16 +369,18 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
     for rows in partners:
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
             continue
-        sides, copies = [], []
+        sides, copies, known = [], [], None
         for whole, row in zip((target, golden), rows, strict=True):
             placement = next((one for one in whole.placements_of(row) if one is not None), None)
             pieces = whole.pieces_of(row)
             if placement is not None:
+                known = placement.whole if target.path.name.startswith("optimizer") else None
                 pieces = [pieces[0]._replace(shape=placement.whole)]
             sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
             copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
         weight = roles[rows[0]] in (PARAMETER, GRADIENT)
-        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
+        # Stretches of flat parameters (FSDP1) fit to any shape: to the one that is recorded.
+        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight) or known
         if goal is not None:
             found[rows[0]] = goal
     return found
