@@ -159,3 +159,44 @@ def test_pieces_that_look_like_repetitions_are_compared(tmp_path: Path, capsys: 
     layouts = ("cp=2", "cp=4")
     found = compared(tmp_path / "2", tmp_path / "4", tmp_path / "out", capsys, layouts)["step0/whole"]
     assert found["verdicts"] == {"pass": 2, "warning": 0, "error": 0}
+
+
+@pytest.mark.parametrize(("off", "moved", "named"), [(2, 0.002, False), (8, 0.002, True), (2, 0.2, True)])
+def test_a_few_updates_of_adam_may_be_noise(
+    off: int, moved: float, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a part of a gradient is zero in theory, Adam moves its elements by the rate, one way or the other.
+
+    It cannot move them further, and if most of its updates are off, they are off for another reason.
+    """
+    for side in "tg":
+        data = {}
+        for at in range(16):
+            gradient = of([64], 0.25, 1.0 + 2e-7 * (side == "t"))
+            before, after = of([64], 1.0, 4.0), of([64], 1.0, 4.01 + moved * (side == "t" and at < off))
+            update = forward([gradient], [after], lr=value(0.001)) | {"parameters": {"before": before}}
+            data[f"Optimizer.layers.{at}.bias.AdamW.0.forward"] = update
+        write_dump(tmp_path / side, data, level="L0", name="optimizer.json")
+    files = [str(tmp_path / side / "optimizer.json") for side in "tg"]
+    assert main(["compare", "-tp", files[0], "-gp", files[1], "-o", str(tmp_path / "out"), "--csv", "--json"]) == 0
+    assert (json.loads(capsys.readouterr().out)["first"] is not None) == named
+
+
+@pytest.mark.parametrize("norm", [3.1, 3.0])
+def test_ranks_that_clip_by_norms_of_their_own_are_told(
+    norm: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden = one_process(tmp_path / "g", clipped=True)
+    for rank in range(2):
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        write_dump(place, json.loads((golden / "step0" / "proc1" / "dump.json").read_text())["data"], level="mix")
+        optimizer(place, of([4, 8], 0.2), clipped=True)
+        file = place / "optimizer.json"
+        document = json.loads(file.read_text())
+        document["data"][TOTAL]["input_args"] = [of([], norm if rank else 3.0)]
+        file.write_text(json.dumps(document))
+    words = compared(tmp_path / "t", golden, tmp_path / "out", capsys, ("dp=2",))["step0/optimizer"]["first"][
+        "sentence"
+    ]
+    assert ("ranks 0, 1 clip by norms of their own (3, 3.1)" in words) == (norm > 3.0)
+    assert "only the" not in words

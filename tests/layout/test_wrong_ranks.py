@@ -250,3 +250,42 @@ def test_what_an_optimizer_makes_of_rounding_is_not_blamed_a_step_later(
     assert main([*words, "--layout", "dp=2"]) == 0
     found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}["step1/optimizer"]
     assert found["first"] is None
+
+
+def test_the_rank_of_a_batch_is_named_though_a_block_has_samples_of_two_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight images of 27 numbers: blocks of 14, of which the eighth holds numbers of both ranks."""
+    images = np.random.default_rng(4).standard_normal((8, 27), dtype=np.float32)
+    weight = np.ones((4, 27), np.float32)
+
+    def call(own: np.ndarray) -> Calls:
+        return {UP: {"input.0": own, "parameters.weight": weight, "output.0": own @ weight.T}}
+
+    record(tmp_path / "g" / "step0" / "proc1", call(images))
+    for rank in range(2):  # both get the first half
+        record(tmp_path / "t" / "step0" / f"rank{rank}", call(images[:4]))
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert (first["op"], first["argument"]) == (UP, "input.0")
+    assert first["sentence"].endswith("rank 1's shard differs")
+
+
+@pytest.mark.parametrize("wrong", [(1,), (0, 1)])
+def test_a_buffer_that_one_rank_alone_has_otherwise_is_a_copy(
+    wrong: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Running means that no rank has as golden does are those of the ranks' own batches, and no copies."""
+    generator = np.random.default_rng(6)
+    images, mean = generator.standard_normal((8, 4), dtype=np.float32), generator.standard_normal(4, dtype=np.float32)
+    batch_norm = "Functional.batch_norm.0.forward"
+
+    def call(own: np.ndarray, shift: float) -> Calls:
+        return {batch_norm: {"input.0": own, "input.1": mean + np.float32(shift), "output.0": own - mean - shift}}
+
+    record(tmp_path / "g" / "step0" / "proc1", call(images, 0.0))
+    for rank, own in enumerate(np.split(images, 2)):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", call(own, 0.25 * (rank + 1) * (rank in wrong)))
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert first["op"] == batch_norm
+    assert ("rank 1's replica differs from the others" in first["sentence"]) == (wrong == (1,))
+    assert (first["argument"] == "input.1") == (wrong == (1,))

@@ -170,8 +170,9 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         from twinprobe._compare.updates import adaptive_rate
 
         files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
-        target.settings[ADAPTIVE_RATE] = min(adaptive_rate([file] if file.is_file() else []) for file in files)
-        if target.settings[ADAPTIVE_RATE]:  # modules alone do not show what the step before made of noise
+        rates = [adaptive_rate([file] if file.is_file() else []) for file in files]
+        if all(rates):  # modules alone do not show what the step before made of noise
+            target.settings[ADAPTIVE_RATE] = rates[0]
             judged = judge(target, evidence, options.thresholds)
             summary = _summarise(mode, target, golden, evidence, judged, pairs)
     return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))

@@ -39,15 +39,15 @@ _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
 
 
-def adaptive_rate(files: Iterable[Path]) -> float:
+def adaptive_rate(files: Iterable[Path]) -> float | None:
     """The largest rate of optimizers that make whole steps of gradients that are noise (Adam), as the first of these
-    optimizer.json files that can be read has it; 0 where there is none."""
+    optimizer.json files that can be read has it: 0 if none does. None where no file can be read."""
     for file in files:
         with suppress(TwinProbeError):  # reported where updates are compared
             table = open_run(file).table
             rates = table.filter(table["name"].str.contains(_RATE))["max"].drop_nulls().drop_nans()
             return max(rates.to_list(), default=0.0)
-    return 0.0
+    return None
 
 
 def add_little(summary: Summary, target: Run, golden: Run) -> bool:

@@ -31,6 +31,7 @@ from twinprobe._layout.ranks import (
     contradictions,
     find_layout,
     gradients_of,
+    holds_shards,
     micro_batches,
     open_ranks,
     passes_of,
@@ -116,7 +117,7 @@ def puts_together(request: Request) -> bool:
     for side, other in zip(target.values(), golden.values(), strict=False):
         if not (_is_whole(side) or _is_whole(other)) and not (_is_known(side) and _is_known(other)):
             return False
-        return side.world != other.world
+        return side.world != other.world or (side.world > 1 and _shards(side) != _shards(other))
     return False
 
 
@@ -127,6 +128,11 @@ def _is_whole(side: StepRanks) -> bool:
 
 def _is_known(side: StepRanks) -> bool:
     return any((folder / LAYOUT_FILE).is_file() for _, folder in side.folders)
+
+
+def _shards(side: StepRanks) -> bool:
+    """Whether the optimizer of a rank has pieces of parameters: these are no pairs of whole ones."""
+    return holds_shards(side.folders[0][1] / LAYOUT_FILE)
 
 
 def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -401,12 +401,16 @@ _DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
 COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 
 
-def drift_of(flow: Flow, values: Values, step: int, epsilon: float, trained: Bools) -> tuple[float, float]:
+def drift_of(
+    pairs: pl.DataFrame, flow: Flow, values: Values, step: int, settings: Mapping[str, Any]
+) -> tuple[float, float]:
     """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
 
     In training, rounding errors of every step stay in the parameters, in nearly all that are trained, as modules read
     them and as optimizer.json has them before its step.
     """
+    trained = (pairs["t_requires_grad"].fill_null(value=True)).to_numpy()
+    epsilon = float(values.epsilon.max(initial=0.0))
     known = flow.parameter & (values.epsilon > 0) & (~flow.spread(flow.updates) | (flow.role == PARAMETER))
     moved = known & (values.error > 0)
     if step == 0 or not moved.any():
@@ -415,7 +419,9 @@ def drift_of(flow: Flow, values: Values, step: int, epsilon: float, trained: Boo
     few = 2 * (moved & trained).sum() < (known & trained).sum()  # the others are the same to the last bit
     if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]) or (coarse and few):
         return 0.0, 0.0
-    return typical, max(typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END[coarse]))
+    # A plain optimizer, such as SGD, moves no element further than its gradient.
+    single = _DRIFT if settings.get(ADAPTIVE_RATE) == 0.0 else _DRIFTED
+    return typical, max(typical, min(single * epsilon * abs(step), _DRIFTED_END[coarse]))
 
 
 _FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them

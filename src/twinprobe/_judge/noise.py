@@ -127,8 +127,7 @@ def expected_errors(
     error = behind_norms(flow, error, estimated & ~sketched)
     values = values_of(pairs, flow, error, epsilon)
     grain = _grain(flow, epsilon)
-    trained = (pairs["t_requires_grad"].fill_null(value=True)).to_numpy()
-    drift, furthest = drift_of(flow, values, step, float(grain.max(initial=0.0)), trained)
+    drift, furthest = drift_of(pairs, flow, values, step, settings)
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
@@ -284,7 +283,7 @@ def _one_element(values: Values, operands: _Operands, steps: int, settings: dict
     if operands.divides.any():
         corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
         return np.full(len(values.norm), 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
-    furthest = 2 * steps * float(settings.get(ADAPTIVE_RATE, 0.0))
+    furthest = 2 * steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
     return np.where(values.rms <= furthest, furthest * np.sqrt(values.elements), furthest)
 
 

@@ -92,6 +92,12 @@ def recorded_world(path: Path) -> int:
     return world if isinstance(world, int) and 0 < world <= 1 << 20 else 0
 
 
+def holds_shards(path: Path) -> bool:
+    """Whether a layout.json has the placements of an optimizer's parameters."""
+    values = _read_layout(path)[0].get("values")
+    return isinstance(values, dict) and any(name.startswith(OPTIMIZER) for name in values)
+
+
 def reduced_types(path: Path) -> list[str]:
     """The 16-bit types in which a layout.json says that gradients were reduced."""
     types = _read_layout(path)[0].get("reduced_in")

@@ -157,18 +157,22 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
             continue
         weight = roles[rows[0]] in (PARAMETER, GRADIENT)
-        pieces, counts = [], []
+        pieces, counts, known = [], [], None
         for whole, row, shared in zip((target, golden), rows, heads, strict=True):
             placement = next((one for one in whole.placements_of(row) if one is not None), None)
             own = whole.pieces_of(row)
+            if placement is not None and target.path.name.startswith("optimizer"):
+                known = placement.whole
             pieces.append(own if placement is None else [own[0]._replace(shape=placement.whole)])
             counts.append(shared.get((_without_direction(whole.pieces["op"][row]), own[0].shape), 1))
         goal = _common_shape(pieces, weight)
         if max(counts) > 1 and (goal is None or goal[0]):  # they do not fit as they are
             once = [[group[0] for group in groups_of(own, count)] for own, count in zip(pieces, counts, strict=True)]
             goal = min((one for one in (goal, _common_shape(once, weight)) if one is not None), default=None)
-        if goal is not None:
-            found[rows[0]] = goal[1]
+        # Stretches of flat parameters (FSDP1) fit to any shape: to the one that is recorded.
+        shape = goal[1] if goal is not None else known
+        if shape is not None:
+            found[rows[0]] = shape
     return found
 
 

@@ -62,8 +62,13 @@ FLAT = "_flat_param"  # FSDP1 without use_orig_params: all parameters of a modul
 def stretches_of(parameter: Any) -> list[tuple[str, slice]]:
     """What this rank's shard of a flat parameter has of each parameter in it, by their names; empty for any other."""
     infos = getattr(parameter, "_shard_param_infos", None) or ()
+    # A weight of two modules has its last name, as without FSDP.
+    last = {
+        f"{one.prim_module_name}.{one.prim_param_name}".lstrip("."): f"{one.module_name}.{one.param_name}".lstrip(".")
+        for one in getattr(parameter, "_shared_param_infos", ())
+    }
     return [
-        (name, slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard))
+        (last.get(name, name), slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard))
         for name, info in zip(getattr(parameter, "_fqns", ()), infos, strict=False)
         if info.in_shard
     ]
