@@ -156,3 +156,23 @@ def test_a_rank_that_lacks_a_module_is_no_pipeline_stage(tmp_path: Path, capsys:
         "rank 0 lacks 1 of the calls that other ranks made, Module.moe.shared" in one for one in result["failures"]
     )
     assert "target: 2 ranks, layout ep=2 (found)" in [*result["notes"], *result["ranks"][0]["notes"]]
+
+
+def test_a_rank_that_is_missing_has_not_skipped_its_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a shard that nobody has, nothing is said: not that its parameter was not updated."""
+    gradient, weight, layer = random(18, 32, 8), random(19, 32, 8), random(20, 4, 32)
+    for side, ranks in (("g", ["proc1"]), ("t", ["rank0", "rank1"])):
+        for at, name in enumerate(ranks):
+            parts = [np.split(one, len(ranks))[at] for one in (gradient, weight)]
+            output = np.ascontiguousarray(np.split(layer, len(ranks), axis=1)[at])
+            place = tmp_path / side / "step0" / name
+            record(place, {"Module.up.Linear.forward.0": {"parameters.weight": parts[1], "output.0": output}})
+            values = {"input.0": parts[0], "parameters.before": parts[1], "output.0": parts[1] - parts[0]}
+            record(place, {"Optimizer.up.weight.SGD.0.forward": values}, name="optimizer")
+            (place / "layout.json").write_text(json.dumps({"rank": at, "world_size": len(ranks)}))
+    for file in (tmp_path / "t" / "step0" / "rank1").iterdir():
+        file.unlink()
+    (tmp_path / "t" / "step0" / "rank1").rmdir()
+    found = compared(tmp_path, capsys, code=2)
+    assert [one["first"] for one in found.values()] == [None, None]
+    assert not any("does not update" in note for one in found.values() for note in one["notes"])

@@ -529,9 +529,9 @@ class _Side:
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
             return
         missing = len(self.whole.pieces_of(row)) < self.whole.pieces["expected"][row]
-        if missing and self.optimizer and self.whole.pieces["suffix"][row] == ".input.0":
-            ranks = numbers_of(sorted(set(self.whole.ranks) - {block.rank for block in blocks}))
-            self.whole.findings.append(f"{self.whole.table['name'][row]}: rank {ranks} {NO_UPDATE}")
+        held = sorted(set(self.whole.ranks) - {block.rank for block in blocks})  # of ranks whose dumps are there
+        if missing and held and self.optimizer and self.whole.pieces["suffix"][row] == ".input.0":
+            self.whole.findings.append(f"{self.whole.table['name'][row]}: rank {numbers_of(held)} {NO_UPDATE}")
             zeros = prod(goal) - sum(counts)  # a parameter without a gradient stays as it is
             stats = of_concatenation([*(block.stats for block in blocks), (0.0, 0.0, 0.0, 0.0)], [*counts, zeros])
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
