@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds import GRADIENT, INPUT, OUTPUT, PARAMETER, Kind, Row, Side, Suspect, statistic_kinds
+from twinprobe._judge.kinds.by_statistics import (
+    GRADIENT,
+    INPUT,
+    OUTPUT,
+    PARAMETER,
+    Kind,
+    Row,
+    Side,
+    Suspect,
+    statistic_kinds,
+)
 
 Array = NDArray[Any]
 SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], (64, 4096))

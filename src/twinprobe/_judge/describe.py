@@ -12,7 +12,7 @@ import numpy as np
 from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import dtypes_differ
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, begins_backward, clipping, result_rows
-from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
+from twinprobe._judge.kinds.by_statistics import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import (
@@ -534,7 +534,7 @@ def _of_tensors(
     shape = dims(evidence.pairs["g_shape"][beginning.row])
     if None in files or shape is None or prod(shape) * 8 > _LARGEST:
         return []
-    from twinprobe._judge.tensor_kinds import tensor_cause, tensor_kinds
+    from twinprobe._judge.kinds.by_tensors import tensor_cause, tensor_kinds
     from twinprobe._measure.elements import FLOAT64, numbers
 
     try:

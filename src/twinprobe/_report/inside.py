@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from twinprobe._judge.tensor_kinds import tensor_kinds
+from twinprobe._judge.kinds.by_tensors import tensor_kinds
 from twinprobe._measure.blocks import QUANTILES, TensorSlice, block_summary, usual_cut
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import COMPLEX

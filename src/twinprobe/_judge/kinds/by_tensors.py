@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import factor_name, percent, shown
-from twinprobe._judge.kinds import INPUT, Kind
+from twinprobe._judge.kinds.by_statistics import INPUT, Kind
 
 Array = NDArray[Any]
 
