@@ -379,8 +379,9 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
             sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
             copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
         weight = roles[rows[0]] in (PARAMETER, GRADIENT)
-        # Stretches of flat parameters (FSDP1) fit to any shape: to the one that is recorded.
-        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight) or known
+        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
+        if goal is None:  # stretches of flat parameters (FSDP1) fit to any shape: to the one that is recorded
+            goal = known
         if goal is not None:
             found[rows[0]] = goal
     return found
