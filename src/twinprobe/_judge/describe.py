@@ -500,7 +500,7 @@ def _nearby(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:
         return []
     first = max(0, at - _NEARBY)
     table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)
-    table = table.filter((table["kind"] == TENSOR) & (table["shape"] == row["g_shape"]) & (table["at"] != at))
+    table = table.filter((table["kind"] == TENSOR) & (table["shape"] == (row["g_shape"] or "")) & (table["at"] != at))
     sketches = run.sketches.of(table["at"].to_numpy().astype(np.int64))
     shape = dims(row["g_shape"]) or ()
     found = [

@@ -412,7 +412,8 @@ class _Side:
                     continue
                 # What one rank was given as golden has it (a buffer, a mask) is a copy, and others are wrong.
                 goal = tuple(self.golden[stat][self.partner[row]] for stat in STATS) if row in self.partner else ()
-                return axis if role == INPUT and any(block.stats == goal for block in blocks) else "unknown"
+                copied = role == INPUT and None not in goal and any(block.stats == goal for block in blocks)
+                return axis if copied else "unknown"
             if not all(self._is_partial(row, line, role) for line in along(blocks, at)):
                 return axis
         return ""
