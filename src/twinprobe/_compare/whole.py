@@ -22,14 +22,13 @@ from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
+from twinprobe._layout.found_layout import contradictions, find_layout, with_experts
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
     REDUCTION,
     RankDump,
     calls_per_module,
-    contradictions,
-    find_layout,
     gradients_of,
     holds_shards,
     micro_batches,
@@ -38,12 +37,11 @@ from twinprobe._layout.ranks import (
     recorded_world,
     reduced_types,
     token_shape,
-    with_experts,
     without_functions,
     without_recomputation,
 )
-from twinprobe._layout.settle import NO_UPDATE, OWN_NORMS, SETTING, Settler
-from twinprobe._layout.shared import own_norms
+from twinprobe._layout.settle import NO_UPDATE, SETTING, Settler
+from twinprobe._layout.shared import OWN_NORMS, own_norms
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_of, misplaced, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op

@@ -51,6 +51,7 @@ from twinprobe._layout.shared import (
     shared_gradients,
     shares_of,
     total_norms,
+    unlike_norms,
 )
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches, sum_and_bias
@@ -61,8 +62,7 @@ from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUT
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 NO_UPDATE = "does not update this parameter"
-SETTING, OWN_NORMS = "setting differs", "clip by the norms of their own gradients"
-
+(SETTING,)
 Match = Callable[[Run, Run], Pairs]
 
 
@@ -212,19 +212,9 @@ class _Side:
                 continue
             for stat in STATS:
                 self.changes[stat][row] = norm
-        if self.whole.layout.dp == len(self.whole.ranks):
-            return  # what these need is the norm of reduced gradients: own_norms
-        ops, suffixes = (self.whole.pieces[name].to_list() for name in ("op", "suffix"))
-        for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
-            pieces = self.whole.pieces_of(row) if op.startswith(TOTAL_NORM) and suffix == ".input.0" else []
-            if pieces and not same(pieces) and not any(self.whole.placements_of(row)):
-                self._own_norms(row, pieces)
-
-    def _own_norms(self, row: int, pieces: list[Piece]) -> None:
-        """Ranks that clip by norms that differ: each took the gradients that it holds for all there are."""
-        ranks, norms = numbers_of([one.rank for one in pieces]), [f"{one.stats[3] or 0:.4g}" for one in pieces[:8]]
-        self.whole.findings.append(f"{self.whole.table['name'][row]}: ranks {ranks} {OWN_NORMS} ({', '.join(norms)})")
-        self._nothing(row, "the norms of ranks differ")
+        for row, words in unlike_norms(self.whole):
+            self.whole.findings.append(f"{self.whole.table['name'][row]}: {words}")
+            self._nothing(row, "the norms of ranks differ")
 
     def _settle_setting(self, row: int, partner: int) -> None:
         """A setting (a learning rate, an epsilon) that ranks do not share: one that is not golden's counts."""

@@ -240,6 +240,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Sequence[f
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
 
+OWN_NORMS = "setting differs", "clip by the norms of their own gradients"
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -262,6 +263,22 @@ def total_norms(whole: Whole, norms: Mapping[int, float | None]) -> dict[int, fl
             totals[step] += (norm or 0.0) ** 2
     lacking = len(whole.ranks) < whole.layout.rank_size
     return {row: None if lacking or step in unknown else totals[step] ** 0.5 for step, row in rows.items()}
+
+
+def unlike_norms(whole: Whole) -> list[tuple[int, str]]:
+    """The norms by which ranks of a model parallel layout clip, where they differ, in words: each took the gradients that it
+    holds for all there are. Data parallel ranks need that of the reduced gradients: ``own_norms``."""
+    if whole.layout.dp == len(whole.ranks):
+        return []
+    ops, suffixes = (whole.pieces[name].to_list() for name in ("op", "suffix"))
+    rows = [row for row, op in enumerate(ops) if op.startswith(TOTAL_NORM) and suffixes[row] == ".input.0"]
+    found = []
+    for row in rows:
+        pieces = whole.pieces_of(row)
+        if pieces and not same(pieces) and not any(whole.placements_of(row)):
+            norms = ", ".join(f"{piece.stats[3] or 0:.4g}" for piece in pieces[:8])
+            found.append((row, f"ranks {numbers_of([piece.rank for piece in pieces])} {OWN_NORMS} ({norms})"))
+    return found
 
 
 def own_norms(whole: Whole) -> list[str]:

@@ -1,0 +1,230 @@
+"""Which parallel layout the ranks of a step are in, as their headers and shapes tell."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from twinprobe._layout.layout import Layout, layout_for
+from twinprobe._layout.pieces import Shape
+from twinprobe._layout.stages import experts_in, in_expert
+from twinprobe._runs.names import parse_op
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import PARAMETER, STATS, TENSOR
+from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    pass
+
+from twinprobe._layout.ranks import RankDump, parameter_shapes, token_shape
+
+_MOST_COPIES = 0.9  # of the parameters of replicas: others may be wrong
+
+
+def find_layout(
+    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, words: Shape | None = None
+) -> tuple[Layout, str]:
+    """The layout of the ranks, and how it is known; BadInput where nothing tells.
+
+    ``words`` is the shape of those that a rank of the other run was given, where that run has several ranks too.
+    """
+    headers = [dump.header for dump in ranks.values()]
+    sizes = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
+    sizes = {name: size for name, size in sizes.items() if isinstance(size, int) and name in ("tp", "pp", "cp", "ep")}
+    if any(size > 1 for size in sizes.values()):
+        return with_experts(layout_for(sizes, world, where), ranks, other), "recorded"
+    sizes = {}
+    stages, held = _recorded_stages(headers)
+    if stages and world % (stages // held) == 0:
+        sizes |= {"pp": stages // held, "vpp": held}
+    named = _mesh_sizes(headers)
+    if other is None and not named and not sizes:
+        own = token_shape(next(iter(ranks.values())).run)
+        # Models of images have no words, and no sequence that might be cut.
+        uncut = own is words if None in (own, words) else own[1:2] == words[1:2]  # type: ignore[index]
+        if uncut and _hold_the_same(ranks):
+            return layout_for({"dp": world}, world, where), "found: all ranks hold the same parameters"
+        raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
+    lists = _compare_shapes(list(ranks.values()), other, world, sizes) if other is not None else ()
+    for name, size in named.items():
+        sizes[name] = max(sizes.get(name, 1), size)
+    model = 1
+    for name in ("tp", "pp", "cp", "ep"):
+        model *= sizes.get(name, 1)
+    if world % model:
+        told = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise BadInput(f"its {world} ranks look like {told}, which does not multiply to them", where=where,
+                       hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
+    layout = replace(layout_for(sizes, world, where), experts=lists)
+    return layout, "recorded" if named and other is None else "found"
+
+
+def _hold_the_same(ranks: Mapping[int, RankDump]) -> bool:
+    """Whether all ranks have the same parameters, so that the batch is what they share; few copies may differ."""
+    import polars as pl
+
+    held = []
+    for dump in ranks.values():
+        rows = dump.run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+        held.append({name: stats for name, *stats in rows.select("name", "shape", *STATS).iter_rows()})
+    first = held[0]
+    same = [sum(stats == first.get(name) for name, stats in own.items()) for own in held]
+    return bool(first) and all(own.keys() == first.keys() and count >= _MOST_COPIES * len(first)
+                               for own, count in zip(held, same, strict=True))  # fmt: skip
+
+
+def _recorded_stages(headers: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many stages a recorded pipeline has, and how many of them each rank holds; 0 and 1 where there is none."""
+    for header in headers:
+        pipeline = header.get("pipeline")
+        stages = pipeline.get("stages") if isinstance(pipeline, dict) else None
+        if isinstance(pipeline, dict) and isinstance(stages, int) and stages > 0:
+            own = pipeline.get("held")
+            held = len(own) if isinstance(own, list) and own and stages % len(own) == 0 else 1
+            return stages, held
+    return 0, 1
+
+
+def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> list[str]:
+    """What the ranks have recorded, or hold, that no run of the given layout would; ``other`` is a single process."""
+    headers = [dump.header for dump in ranks.values()]
+    known: dict[str, Any] = next((dict(one) for header in headers if isinstance(one := header.get("sizes"), dict)), {})
+    known |= _mesh_sizes(headers)
+    stages, held = _recorded_stages(headers)
+    known |= {"pp": stages // held} if stages else {}
+    found = [f"the ranks recorded {name}={known[name]}" for name in ("tp", "pp", "cp", "ep")
+             if isinstance(known.get(name), int) and known[name] != layout.size(name)]  # fmt: skip
+    if other is None or found:
+        return found
+    first = next(iter(ranks.values()))
+    own, whole = parameter_shapes(first.run), parameter_shapes(other)
+    tokens, goal = token_shape(first.run), token_shape(other)
+    if layout.pp > 1 and whole and whole.keys() <= own.keys():
+        found.append(f"pipeline stages hold some layers, but rank {first.rank} has all {len(whole)} parameters")
+    common = [name for name in own if name in whole and len(own[name]) == len(whole[name])]
+    placed = any(dump.placements for dump in ranks.values())
+    if layout.tp > 1 and common and not placed and all(own[name] == whole[name] for name in common):
+        found.append(f"tensor parallel ranks hold parts of parameters, but rank {first.rank} has whole ones")
+    cut = [name for name in common if own[name] != whole[name]]
+    if layout.tp == layout.cp == layout.ep == 1 and cut and not placed:
+        found.append(f"ranks of this layout hold whole parameters, but {cut[0]} is {list(own[cut[0]])} on rank "
+                     f"{first.rank}, and {list(whole[cut[0]])} in the other run")  # fmt: skip
+    if tokens and goal and layout.cp > 1 and tokens[1] == goal[1]:
+        found.append(f"context parallel ranks hold parts of sequences, but rank {first.rank} was given {list(tokens)}, "
+                     f"and the other run {list(goal)}")  # fmt: skip
+    if layout.ep > 1 and own and not experts_in(first.run.ops, layout.experts):
+        found.append("expert parallel ranks hold some of the experts, but no list of experts was recorded")
+    return found
+
+
+def _mesh_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Sizes by the names that the dimensions of device meshes have."""
+    found: dict[str, int] = {}
+    for header in headers[:1]:
+        meshes = header.get("meshes")
+        for text, names in meshes.items() if isinstance(meshes, dict) else ():
+            try:
+                shape = _shape_of(msgspec.json.decode(text))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            for name, size in zip(names if isinstance(names, list) else (), shape, strict=False):
+                if name in ("tp", "pp", "cp", "ep"):
+                    found[name] = size
+    return found
+
+
+def _shape_of(mesh: Any) -> list[int]:
+    shape = []
+    while isinstance(mesh, list) and mesh:
+        shape.append(len(mesh))
+        mesh = mesh[0]
+    return shape
+
+
+_ITEM = re.compile(r"(?<=\.)(\w+)\.(\d{1,18})(?=\.)")
+
+
+def expert_lists(ranks: Mapping[int, RankDump], other: Run | None) -> tuple[str, ...]:
+    """Lists of modules that are experts by what they hold, whatever their name: each rank has some of them.
+
+    The other run's list is several times as long. Its items have the same parameters on every rank, with other values;
+    what is around them is the same everywhere, so these are no layers of pipeline stages.
+    """
+    if other is None or len(ranks) < 2:
+        return ()
+    counts: list[dict[str, set[int]]] = []
+    runs = [dump.run for dump in ranks.values()]
+    for run in (other, *runs):
+        found: dict[str, set[int]] = defaultdict(set)
+        for name in run.ops:
+            for item in _ITEM.finditer(name) if parse_op(name).is_module else ():
+                found[item[1]].add(int(item[2]))
+        counts.append(found)
+    whole, *local = counts
+    lists = []
+    for name, numbers in whole.items():
+        sizes = {len(one.get(name, ())) for one in local}
+        size = min(sizes)
+        fewer = len(sizes) == 1 and size and len(numbers) % size == 0 and 1 < len(numbers) // size <= len(ranks)
+        if fewer and name not in ("experts", "local_experts") and _differ_inside_only(runs, name):
+            lists.append(name)
+    return tuple(lists)
+
+
+def with_experts(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> Layout:
+    """A layout whose sizes are known, with the lists of experts that are not called so."""
+    return replace(layout, experts=expert_lists(ranks, other)) if layout.ep > 1 else layout
+
+
+def _differ_inside_only(runs: Sequence[Run], name: str) -> bool:
+    """Whether the parameters of ranks differ in the items of a list, and agree outside of it."""
+    import polars as pl
+
+    sides: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
+    for run in runs:
+        rows = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+        values = {key: (shape, norm) for key, shape, norm in rows.select("name", "shape", "norm").iter_rows()}
+        for at, inside in enumerate((True, False)):
+            sides[at].append({key: value for key, value in values.items() if (f".{name}." in key) == inside})
+    items, others = sides
+    shapes = [Counter(shape for shape, _ in one.values()) for one in items]
+    # A copy that differs is a finding, not a sign of another layout.
+    same = [sum(value == others[0].get(key) for key, value in one.items()) for one in others]
+    alike = all(
+        one.keys() == others[0].keys() and 2 * count > len(one) for one, count in zip(others, same, strict=True)
+    )
+    return alike and all(one == shapes[0] for one in shapes) and all(one != items[0] for one in items[1:])
+
+
+def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> tuple[str, ...]:
+    """Find the sizes that are not known; returns lists of experts that are not called so."""
+    whole = parameter_shapes(other)
+    own = [parameter_shapes(dump.run) for dump in dumps]
+    lists = expert_lists({dump.rank: dump for dump in dumps}, other)
+    if "pp" not in sizes:
+        # A rank that holds everything but experts is no stage, though others may lack a module.
+        every, *held = (
+            frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in (whole, *own)
+        )
+        stages = set(held)
+        alone = len(stages) > 1 and all(len(names) < len(every) for names in stages)
+        sizes["pp"] = len(stages) if alone else 1
+    experts, local = (experts_in(names, lists) for names in (other.ops, dumps[0].run.ops))
+    for name, numbers in experts.items():
+        if numbers and local.get(name) and len(numbers) % len(local[name]) == 0:
+            sizes["ep"] = max(sizes.get("ep", 1), len(numbers) // len(local[name]))
+    shrunk = [1]
+    for name, shape in own[0].items():
+        if name in whole and len(shape) == len(whole[name]):
+            shrunk += [size // have for size, have in zip(whole[name], shape, strict=True) if have and size % have == 0]
+    sizes["tp"] = gcd(world, max(shrunk)) if max(shrunk) > 1 else 1
+    tokens, goal = token_shape(dumps[0].run), token_shape(other)
+    if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
+        sizes["cp"] = goal[1] // tokens[1]
+    return lists
