@@ -240,7 +240,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Sequence[f
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
 
-OWN_NORMS = "setting differs", "clip by the norms of their own gradients"
+OWN_NORMS = "clip by the norms of their own gradients"
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -266,8 +266,10 @@ def total_norms(whole: Whole, norms: Mapping[int, float | None]) -> dict[int, fl
 
 
 def unlike_norms(whole: Whole) -> list[tuple[int, str]]:
-    """The norms by which ranks of a model parallel layout clip, where they differ, in words: each took the gradients that it
-    holds for all there are. Data parallel ranks need that of the reduced gradients: ``own_norms``."""
+    """The norms by which ranks of a model parallel layout clip, where they differ, in words.
+
+    Each took the gradients that it holds for all there are. Of data parallel ranks, ``own_norms`` tells.
+    """
     if whole.layout.dp == len(whole.ranks):
         return []
     ops, suffixes = (whole.pieces[name].to_list() for name in ("op", "suffix"))
