@@ -101,3 +101,14 @@ def test_places_in_a_ranks_own_batch_are_not_compared(trained: Trained, tmp_path
     first = found["by_name"]["step0/whole"]["first"]
     assert first["module"] == "layers.1.norm1"
     assert "rank 1's replica" in first["sentence"]
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", *slow("fsdp1+flat")])
+def test_whole_parameters_and_shards_on_as_many_ranks_are_put_together(
+    trained: Trained, kind: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Rank by rank, an optimizer's whole parameters would be compared with pieces of them."""
+    golden = "ddp" if kind == "fsdp2" else "fsdp2"
+    document = compared(trained(kind), trained(golden), tmp_path, capsys)
+    assert [one["first"] for one in document["ranks"]] == [None] * 4
+    assert document["by_name"]["step1/optimizer"]["verdicts"]["error"] == 0
