@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +35,10 @@ settings.load_profile("random" if SEED else "fixed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Hand the seed to hypothesis before its own plugin looks for it."""
+    """Hand the seed to hypothesis before its own plugin looks for it; let Ctrl-C act, which shells switch off in the
+    background, and tests of it with that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if SEED:
         config.option.hypothesis_seed = SEED
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from support import forward, tensor, write_dump
 from twinprobe._layout.layout import Layout, layouts_of, layouts_of_flags
-from twinprobe._layout.merge import merge_ranks
-from twinprobe._layout.merge import whole_shapes
+from twinprobe._layout.merge import merge_ranks, whole_shapes
 from twinprobe._layout.stages import StageNames
 from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput

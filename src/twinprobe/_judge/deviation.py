@@ -579,3 +579,20 @@ def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: M
         if abs(factor * value - 1) <= tolerance:
             return f"1/{name}"
     return ""
+
+
+_FEW = 32  # elements: two samples of pure noise differ widely below this
+
+
+def pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
+    """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
+    import polars as pl
+
+    noise = np.nan_to_num(measured)
+    few = values.elements < _FEW
+    if not few.any():
+        return noise
+    kinds = pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#")
+    frame = pl.DataFrame({"kind": kinds, "noise": noise})
+    largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
+    return np.where(few, largest, noise)

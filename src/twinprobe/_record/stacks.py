@@ -58,7 +58,7 @@ class StackTable:
     def to_json(self) -> dict[str, Any]:
         """The content of stack.json: running number to [names, frames]."""
         texts: dict[tuple[str, ...], list[str]] = {}
-        for stack in self._stacks.values():
+        for stack in list(self._stacks.values()):  # the program may go on meanwhile, and with it this table
             if not stack.names:
                 continue
             lines = []
