@@ -15,7 +15,7 @@ from twinprobe._align.calls import epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.deviation import ADAPTIVE_RATE, PRODUCT_PRECISION, product_types
+from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, product_types
 from twinprobe._judge.flow import PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
@@ -172,7 +172,7 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
         rates = [adaptive_rate([file] if file.is_file() else []) for file in files]
         if all(rates):  # modules alone do not show what the step before made of noise
-            target.settings[ADAPTIVE_RATE] = rates[0]
+            target.settings |= {ADAPTIVE_RATE: rates[0], ONE_PROCESS: 1}
             judged = judge(target, evidence, options.thresholds)
             summary = _summarise(mode, target, golden, evidence, judged, pairs)
     return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))

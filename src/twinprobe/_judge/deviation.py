@@ -34,6 +34,7 @@ PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the
 # The same, by the paths of parameters: the share of a gradient's elements that are nothing but rounding.
 SILENT = "silent"
 ADAPTIVE_RATE = "adaptive_rate"  # a setting: the rate of an optimizer that divides by a gradient's size (Adam)
+ONE_PROCESS = "one_process"  # a setting: 1 where that is the rate of a run that was not put together from ranks
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
 # Of a plain number. A rate that is computed otherwise differs in the last digits of float64; one that is read off a

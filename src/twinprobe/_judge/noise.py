@@ -20,6 +20,7 @@ from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import (
     ADAPTIVE_RATE,
     COARSE,
+    ONE_PROCESS,
     SILENT,
     WILD,
     Values,
@@ -56,8 +57,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 ROUNDING = 0.21  # of an epsilon: one rounding of every element, in relative norm
-# Gradients pass through derivatives that no dump holds.
-_BACKWARD = 3.0
+_BACKWARD = 3.0  # gradients pass through derivatives that no dump holds
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _OF_LISTS, _USUAL_STEP, _BETA1 = "addcdiv", "_foreach", 1e-2, 0.9
@@ -276,12 +276,14 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
 def _one_element(values: Values, operands: _Operands, steps: int, settings: dict[str, Any]) -> Floats:
     """How far a single element may go in so many steps: Adam moves it by the rate, one way or the other, where its
     gradient is rounding. As a distance; 0 where nothing is known of such an optimiser. A parameter that began as zero
-    is nothing but updates, and all of its elements may go that far."""
+    is nothing but updates: all of its elements may. Where ranks were put together, a stale copy moves as little."""
     if operands.divides.any():
         corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
         return np.full(len(values.norm), 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
     furthest = 2 * steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
-    return np.where(values.rms <= furthest, furthest * np.sqrt(values.elements), furthest)
+    return np.where(
+        values.rms <= furthest, furthest * np.sqrt(values.elements), furthest * settings.get(ONE_PROCESS, 0)
+    )
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
