@@ -280,10 +280,8 @@ def _one_element(values: Values, operands: _Operands, steps: int, settings: dict
     if operands.divides.any():
         corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
         return np.full(len(values.norm), 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
-    furthest = 2 * steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
-    return np.where(
-        values.rms <= furthest, furthest * np.sqrt(values.elements), furthest * settings.get(ONE_PROCESS, 0)
-    )
+    far = 2 * steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
+    return np.where(values.rms <= far, far * np.sqrt(values.elements), far * settings.get(ONE_PROCESS, 0))
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
