@@ -167,12 +167,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     summary = _summarise(mode, target, golden, evidence, judged, pairs)
     first = summary.first
     if target.step > 0 and first is not None and first.begins == PARAMETER_DIFFERS and not target.arrangement:
-        from twinprobe._compare.updates import adaptive_rate
+        from twinprobe._compare.updates import rate_of_noise
 
-        files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
-        rates = [adaptive_rate([file] if file.is_file() else []) for file in files]
-        if all(rates):  # modules alone do not show what the step before made of noise
-            target.settings |= {ADAPTIVE_RATE: rates[0], ONE_PROCESS: 1}
+        rate = rate_of_noise([run.path.parent / OPTIMIZER_FILE for run in (target, golden)])
+        if rate:  # modules alone do not show what the step before made of noise
+            target.settings |= {ADAPTIVE_RATE: rate, ONE_PROCESS: 1}
             judged = judge(target, evidence, options.thresholds)
             summary = _summarise(mode, target, golden, evidence, judged, pairs)
     return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))

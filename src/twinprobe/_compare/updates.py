@@ -7,7 +7,7 @@ gradients, settings and updated parameters agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
+_SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
 
 
@@ -48,6 +49,27 @@ def adaptive_rate(files: Iterable[Path]) -> float | None:
             rates = table.filter(table["name"].str.contains(_RATE))["max"].drop_nulls().drop_nans()
             return max(rates.to_list(), default=0.0)
     return None
+
+
+def rate_of_noise(files: Sequence[Path]) -> float:
+    """``adaptive_rate`` of two runs whose optimizers are set alike; 0 where they are not, or it is not known.
+
+    An optimizer's eps is left out: frameworks mean different things by it.
+    """
+    rates: list[float] = []
+    settings: list[dict[str, set[float]]] = []
+    for file in files:
+        rate = adaptive_rate([file]) if file.is_file() else None
+        if not rate:
+            return 0.0
+        rates.append(rate)
+        table, found = open_run(file).table, dict[str, set[float]]()
+        for key, value in zip(table["name"].str.extract(_SETTING), table["max"], strict=True):
+            if key is not None:
+                found.setdefault(key, set()).add(value)
+        settings.append(found)
+    shared = settings[0].keys() & settings[1].keys()
+    return min(rates) if all(settings[0][key] == settings[1][key] for key in shared) else 0.0
 
 
 def add_little(summary: Summary, target: Run, golden: Run) -> bool:

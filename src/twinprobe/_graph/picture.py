@@ -210,10 +210,16 @@ def summary_facts(picture: Picture) -> dict[str, str]:
     summary = picture.comparison.summary
     facts = {"mode": summary.mode, "verdicts": json.dumps(summary.verdicts)}
     if summary.first is not None:
-        node = picture.target.tree.index[summary.first.op]
-        partner = picture.target.link[node]
+        index, row = picture.target.tree.index, summary.first.row
+        # Of a call that only golden makes, the page shows the one that reads its result.
+        shown = (
+            summary.first.op
+            if summary.first.op in index
+            else next((op for op in index if f"{row}.".startswith(f"{op}.")), "")
+        )
+        partner = picture.target.link[index[shown]] if shown else -1
         facts |= {
-            "first_node": summary.first.op,
+            "first_node": shown,
             "first_golden_node": picture.golden.tree.names[partner] if partner >= 0 else "",
             "first_sentence": summary.first.sentence,
             "first_stack": summary.first.stack_line,

@@ -332,7 +332,10 @@ def _other_loss(pairs: pl.DataFrame, paired: NDArray[np.int64]) -> Result | None
             & call.is_in(back.unique().to_list())
             & (pl.col(f"{side}_row") > pairs[f"{side}_row"][own])
         )[-1:]
-        values.append(float(last[f"{side}_max"][0] if last.height else pairs[f"{side}_max"][own]))
+        value = last[f"{side}_max"][0] if last.height else pairs[f"{side}_max"][own]
+        if value is None:  # of ranks that hold parts of it, say
+            return None
+        values.append(float(value))
         where = str(last[f"{side}_name"][0]) if last.height else where
     error = abs(values[0] - values[1]) / abs(values[1]) if values[1] else np.inf
     if not where or not error > _SCALED:

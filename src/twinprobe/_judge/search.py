@@ -331,9 +331,12 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
     made &= ~facts.called[np.maximum(flow.of_row, 0)]
+    any_made = made.any()
     for at in np.flatnonzero(made).tolist():  # what leaves a module that both runs call is compared there
         outer = flow.parents_of(int(flow.of_row[at]))
         made[at] = not any(facts.called[call] for call in outer[: outer.index(around) if around in outer else None])
+    if any_made and not made.any():  # and so may be those of golden
+        return None
     first = flow.golden_call[inside & facts.matched]
     meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
     meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
