@@ -239,6 +239,8 @@ _FACTOR = r"(?i)\.(__matmul__|matmul|batchmatmul|bmm|mm)\.\d+\.(forward\.input|b
 def _factors(frame: pl.DataFrame) -> pl.Series:
     """Factors of a matrix product that one run transposes by a flag of it (``transpose_y``), the other beforehand."""
     other = (frame["t_shape"] != frame["g_shape"]).fill_null(value=False)
+    if not other.any():
+        return other
     for side in "tg":
         other &= frame[f"{side}_name"].str.contains(_FACTOR).fill_null(value=False)
     for place in other.arg_true().to_list():
