@@ -416,3 +416,43 @@ def test_the_models_own_code_is_named_where_its_calls_are_not_recorded(tmp_path:
         assert "code after Module.first.Linear.forward.0, which level mix records" in sentence
     else:
         assert sentence.startswith("Functional.gelu.0.forward")
+
+
+class Projection(nn.Module):
+    """A linear map, by a module of its own or by a function, and tanh."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        if not inside:
+            self.weight, self.bias = self.proj.weight, self.proj.bias
+            del self.proj
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.proj(x) if hasattr(self, "proj") else functional.linear(x, self.weight, self.bias)
+        return y.tanh()
+
+
+class Activated(nn.Module):
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.projection, self.last, self.approximate = Projection(inside), nn.Linear(WIDTH, WIDTH), "none"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(functional.gelu(self.projection(x), approximate=self.approximate))
+
+
+def test_a_module_inside_one_that_both_runs_call_is_not_blamed(tmp_path: Path) -> None:
+    """What the projection gives is equal, whatever it is made of: the code behind it differs."""
+    dumps = []
+    for changed in (True, False):
+        torch.manual_seed(0)
+        block = Activated(inside=changed)
+        block.approximate = "tanh" if changed else "none"
+        with twinprobe.record(nn.Sequential(block), tmp_path / str(changed), level="L0"):
+            block(torch.randn(8, WIDTH)).square().mean().backward()
+        dumps.append(next((tmp_path / str(changed)).rglob("dump.json")))
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert first.op == "Module.0.Activated.forward.0"
+    assert "this module's own code" in first.sentence
