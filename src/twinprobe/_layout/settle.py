@@ -166,7 +166,7 @@ class _Side:
         whole = self.whole
         table, pieces = whole.table, whole.pieces
         equal, kinds, shapes = pieces["equal"].to_list(), table["kind"].to_list(), table["shape"].to_list()
-        own_shapes, roles = pieces["shape"].to_list(), table["role"].to_list()
+        own_shapes, roles, norms = pieces["shape"].to_list(), table["role"].to_list(), table["norm"].to_list()
         other_shapes, other_kinds = self.other.table["shape"].to_list(), self.other.table["kind"].to_list()
         experts, ops, expected = (pieces[name].to_list() for name in ("expert", "op", "expected"))
         placed = any(dump.placements for dump in whole.ranks.values())
@@ -192,7 +192,7 @@ class _Side:
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
             plain = plain and (self.optimizer or len(own_shapes[row]) >= expected[row])
             if plain and not placed and not (experts[row] and gradient) and row not in self.shared:
-                if shapes[row] != own_shapes[row][0]:
+                if shapes[row] != own_shapes[row][0] or isnan(norms[row] or 0.0):  # pieces on the other side
                     self.changes["shape"][row] = own_shapes[row][0]
                     for stat in STATS:
                         self.changes[stat][row] = pieces[stat][row][0]
