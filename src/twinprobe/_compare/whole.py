@@ -424,7 +424,8 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         if ranks:
             argument = name.removeprefix(f"{op}.")
             said = f"{argument}: it comes from outside and differs on rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
-            return _moved(first, op, argument, other, order, parse_op(op).body, said)
+            around = op if parse_op(op).is_module else whole.parents.get(op)
+            return _moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
     return None
 
 
