@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools, related_shapes
-from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, grouped_calls, result_rows
+from twinprobe._judge.flow import LOSS, NONE, PARAMETER_GRADIENTS, grouped_calls, result_rows
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
@@ -285,14 +285,14 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
     # show whether it did.
     turned = (flow.marks[0] == flow.marks[1]) & (not claimed) & (len(rows[PARAMETER_GRADIENTS]) > 0)
     found = []
-    scaled = _other_loss(evidence.pairs, rows["loss"]) if len(rows["loss"]) and not matched.all() else None
+    scaled = _other_loss(evidence.pairs, rows[LOSS]) if len(rows[LOSS]) and not matched.all() else None
     for name, own in ((name, own) for name, own in rows.items() if len(own)):
-        if name == "loss" and scaled is not None:
+        if name == LOSS and scaled is not None:
             found.append(scaled)
             continue
         error = np.nan_to_num(judged.error[own], nan=0.0)
         differs = judged.state[own] == DIFFERS
-        if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
+        if name in (LOSS, "outputs"):  # whatever explains it: this far off is not agreement
             # What is read by a later call is no result: it may differ, and what follows heal.
             differs = (differs | (noise.far[own] & ~(flow.read[own] & ~claimed))) & ~turned[own]
             error[turned[own]] = 0.0
@@ -302,7 +302,7 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
         elif not claimed:  # a few epsilons that no call stands out for
             differs &= noise.far[own]
         # Gradients that are zero but for noise are not what one asks for.
-        if name not in ("loss", "outputs") and not differs.any():
+        if name not in (LOSS, "outputs") and not differs.any():
             size = np.nan_to_num(np.abs(evidence.pairs["g_norm"].gather(own).to_numpy().astype(np.float64)))
             error = np.where(size > _NOTHING * np.median(size), error, 0.0)
         worst = int(own[int(np.argmax(error))])
@@ -340,7 +340,7 @@ def _other_loss(pairs: pl.DataFrame, paired: NDArray[np.int64]) -> Result | None
     error = abs(values[0] - values[1]) / abs(values[1]) if values[1] else np.inf
     if not where or not error > _SCALED:
         return None
-    return Result("loss", False, 1, 1, error, error / _FLOAT32, where)
+    return Result(LOSS, False, 1, 1, error, error / _FLOAT32, where)
 
 
 @dataclass

@@ -28,7 +28,7 @@ from twinprobe.errors import DamagedTensor
 AXES = ("micro", "dp", "ep", "cp", "tp")
 BATCH_AXES = frozenset({"micro", "dp", "ep", "cp"})
 # The orders in which pieces along an axis follow one another.
-BLOCKS, ZIGZAG, INTERLEAVED = "blocks", "zigzag", "interleaved"
+BLOCKS, ZIGZAG = "blocks", "zigzag"
 COPIES, SUM, NORM, MEAN, UNKNOWN = (
     -1,
     -2,
