@@ -151,6 +151,31 @@ def test_running_statistics_that_were_reset(tmp_path: Path) -> None:
     assert "batch_norm.1.forward: input.1: running_mean differs before the call" in said(target, golden)
 
 
+class Centred(Convolutions):
+    """The mean of what the last norm gets is zero but for rounding: it follows a norm, and nothing is cut off."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = norm(functional.conv2d(x, conv.weight.mean((2, 3), keepdim=True)))
+        return self.head(functional.relu(x).mean((2, 3)))
+
+
+def test_a_running_mean_of_nothing_but_rounding(tmp_path: Path) -> None:
+    turned = made(Centred).to(memory_format=torch.channels_last)
+    target = trained(tmp_path / "b", turned, image=True)
+    golden = trained(tmp_path / "a", made(Centred), image=True)
+    for step in range(STEPS):
+        found = twinprobe.compare(target / f"step{step}", golden / f"step{step}")
+        assert found.first is None, found.summary
+
+    def reset(step: int, model: Any, _: Any) -> None:
+        if step == 2:
+            model.norms[0].reset_running_stats()
+
+    other = trained(tmp_path / "c", made(Centred), reset, image=True)
+    assert "batch_norm.0.forward: input.1: running_mean differs before the call" in said(other, golden)
+
+
 def test_clipping_to_another_norm_is_named_where_only_modules_were_recorded(tmp_path: Path) -> None:
     target = trained(tmp_path / "b", made(Net), level="L0", clip=lambda step: 0.1 if step == 2 else 0.2)
     golden = trained(tmp_path / "a", made(Net), level="L0", clip=lambda _: 0.2)

@@ -38,6 +38,8 @@ from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     ADAPTIVE,
     OTHER_MODULE,
+    RUNNING_MEAN,
+    RUNNING_VARIANCE,
     Family,
     hidden_precision,
     is_inverse,
@@ -71,6 +73,7 @@ _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _FILLED = 9e3  # a mean beyond this is one of a mask's fill values
 _SEEN = 3.0  # what is carried on stands out from the rounding that every call renews; what has died out does not
 _PATHS = "ctc_loss"
+_MORE = 10.0  # times as far off as what running statistics average
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32; twice as many in
 # gradients, which go the same way twice. Beyond _FAR times as many, and this share, it is no noise.
 _FAR, _FAR_LEAST, _THERE_AND_BACK = 8.0, 1e-3, 2.0
@@ -100,6 +103,8 @@ class Noise:
     """Rows with the fill values of a mask, which are not compared."""
     flips: Bools
     """Whole numbers that differ and were made of numbers that differ a little."""
+    running: Bools
+    """Running statistics that are further off than what they average."""
 
 
 def expected_errors(
@@ -161,6 +166,8 @@ def expected_errors(
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, _beside(flow, values, grain))
+    running = _of_running_statistics(pairs, flow, values, depth * grain)
+    allowed = np.fmax(allowed, running)
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
@@ -183,7 +190,8 @@ def expected_errors(
             (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
-    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, far))
+    flips, running = _flips(flow, values, far), (running > 0) & far & (values.distance > _MORE * running)
+    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, flips, running)
 
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
@@ -341,6 +349,22 @@ def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
         np.maximum.at(most, value, np.where(around > 0, largest[around], 0.0))
         lost[entering] = 4 * ROUNDING * grain[entering] * most[value]
     return lost
+
+
+def _of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
+    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
+    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
+    mean, variance = (
+        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
+        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
+    )
+    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
+    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
+    error, rms = np.zeros((2, len(flow.ops) + 1))
+    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
+    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
+    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
+    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
 
 
 def _flips(flow: Flow, values: Values, far: Bools) -> Bools:

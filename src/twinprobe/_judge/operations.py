@@ -274,6 +274,11 @@ def argument_name(row: str) -> str:
     return names[int(place)] if int(place) < len(names) else f"argument {place}"
 
 
+# Running statistics, which a batch norm writes to.
+RUNNING_MEAN = (
+    r"(batch_norm\.\d+\.forward\.(input|kwargs)\.(1|running_mean)|(BatchNorm\.\d+\.forward\.input\.3)|moving_mean)$"
+)
+RUNNING_VARIANCE = r"batch_norm\.\d+\.forward\.(input|kwargs)\.(2|running_var)$"
 # Optimizers that divide by a gradient's size, or take its sign: they make a whole step of a gradient that is noise.
 ADAPTIVE = r"[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*"
 _EPS, _SAME_STEPS, _MINDSPORE = r"^Optimizer\..*\.input\.eps$", 2e-3, "Float32"

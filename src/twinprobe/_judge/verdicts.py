@@ -183,12 +183,6 @@ _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT:
 _OTHER_LAYOUT = ("qkv", "gate_up")
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
-# Running statistics, which a batch norm writes to. (Paddle's variance is another one: of the samples.)
-_RUNNING = (
-    r"(batch_norm\.\d+\.forward\.(input|kwargs)\.(1|running_mean)|(BatchNorm\.\d+\.forward\.input\.3)|moving_mean)$"
-)
-_MORE = 10.0  # times as far off as what is averaged
-_VARIANCE = r"batch_norm\.\d+\.forward\.(input|kwargs)\.(2|running_var)$"
 # Where these are false, running statistics are read and not written: their momentum never acts.
 _IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
 _KERNELS = r"^Optimizer\..*\.(fused|foreach|capturable|differentiable)$"  # how an optimiser computes, not what
@@ -364,13 +358,7 @@ def _differences(
     number = rows.number("t", "max")
     frozen = bools(names.str.contains(_IN_TRAINING)) & rows.value & (number == 0)
     acts_later = bools(names.str.contains(_ACTS_LATER)) & rows.value
-    same = bools(evidence.pairs["t_dtype"] == evidence.pairs["g_dtype"])
-    running = bools(names.str.contains(_RUNNING)) | (bools(names.str.contains(_VARIANCE)) & same)
-    # What it averages may be off by noise: a bias before it drifts.
-    first = flow.first_inputs(np.ones(len(flow.ops), dtype=bool))
-    averaged = np.zeros(len(flow.ops))
-    averaged[flow.of_row[first]] = np.nan_to_num(noise.error[first], posinf=1.0)
-    acts_later |= running & rows.tensor & rows.matched & noise.far & (noise.error > _MORE * averaged[flow.of_row])
+    acts_later |= noise.running & rows.tensor & rows.matched
     recut, part = related_shapes(evidence.pairs)
     alike = bools(names.str.contains(_KERNELS)) | same_eps(evidence.pairs)
     return Differences(
