@@ -456,3 +456,33 @@ def test_a_module_inside_one_that_both_runs_call_is_not_blamed(tmp_path: Path) -
     assert first is not None
     assert first.op == "Module.0.Activated.forward.0"
     assert "this module's own code" in first.sentence
+
+
+class Scores(nn.Module):
+    """Attention as older libraries write it: baddbmm(beta=0) reads nothing of the memory that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.alpha, self.left_over = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), 0.2, 1e24
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = torch.full((x.shape[0], x.shape[1], x.shape[1]), self.left_over)
+        scores = torch.baddbmm(memory, self.q(x), self.k(x).transpose(1, 2), beta=0, alpha=self.alpha)
+        return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.3])
+def test_memory_that_a_sum_multiplies_by_zero_is_not_read(tmp_path: Path, alpha: float) -> None:
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        if changed:
+            model[0].alpha, model[0].left_over = alpha, float("nan")  # type: ignore[index]
+        model(torch.randn(4, 6, WIDTH)).square().mean().backward()
+
+    found = compared(tmp_path, train, lambda: nn.Sequential(Scores()))
+    if alpha == 0.2:
+        assert found.agrees
+        assert "✖ 0 error" in found.summary
+    else:
+        assert said(found).startswith(
+            "Torch.baddbmm.0.forward: output.0: the output differs because an argument differs: a"
+        )

@@ -49,6 +49,8 @@ _OPERATORS = frozenset(
 )
 _OPERATORS |= {"__setitem__"}
 _DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
+# Sums that read nothing of their first input where the factor before it is zero: it may be memory nobody has written.
+_SUMS = frozenset({"addmm", "addbmm", "baddbmm", "addmv", "addr", "sspaddmm"})
 _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 
 
@@ -108,6 +110,8 @@ class Flow:
     """Outputs of calls that only the golden run makes."""
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
+    times_zero: Ints
+    """Inputs that their calls multiply by zero, and so do not read."""
 
     @property
     def takes_unpaired(self) -> Bools:
@@ -204,11 +208,20 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
-    return Flow(
+    flow = Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike, np.zeros(0, dtype=np.int64),
     )  # fmt: skip
+    sums = each_call(lambda op: op.body.rpartition(".")[2].strip("_") in _SUMS and op.direction == FORWARD)
+    if sums.any():
+        zero = ((pairs["t_max"] == 0) & (pairs["g_max"] == 0) & pairs["t_name"].str.ends_with(".beta")).fill_null(
+            value=False
+        )
+        without = np.zeros(len(ops), dtype=bool)
+        without[of_row[zero.to_numpy() & (of_row >= 0)]] = True
+        flow.times_zero = flow.first_inputs(sums & without)
+    return flow
 
 
 def _writes(op: OpName) -> bool:
@@ -235,6 +248,7 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
+    ignored[flow.times_zero] = True
     # Under autocast all uses of a weight share one cast, where their gradients arrive added up, as the parameter's own.
     # If only one run does that, the parameter's gradient is what can be compared.
     added_up = [np.isin(mark, mark[flow.role == GRADIENT]) for mark in flow.marks]

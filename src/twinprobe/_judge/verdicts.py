@@ -304,6 +304,7 @@ def _weigh(
     alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
+    error[flow.times_zero] = 0.0
     shape = shapes_differ(pairs) & rows.tensor
     # A mask of booleans against one of numbers says nothing, nor does what only one layout gives all arguments.
     masks = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
