@@ -7,7 +7,7 @@ earlier output, on both sides, is that output.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -110,8 +110,8 @@ class Flow:
     """Outputs of calls that only the golden run makes."""
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
-    times_zero: Ints
-    """Inputs that their calls multiply by zero, and so do not read."""
+    unread: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Inputs that their calls do not read, whatever they hold."""
 
     @property
     def takes_unpaired(self) -> Bools:
@@ -208,20 +208,20 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
-    flow = Flow(
+    return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike, np.zeros(0, dtype=np.int64),
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
-    sums = each_call(lambda op: op.body.rpartition(".")[2].strip("_") in _SUMS and op.direction == FORWARD)
-    if sums.any():
-        zero = ((pairs["t_max"] == 0) & (pairs["g_max"] == 0) & pairs["t_name"].str.ends_with(".beta")).fill_null(
-            value=False
-        )
-        without = np.zeros(len(ops), dtype=bool)
-        without[of_row[zero.to_numpy() & (of_row >= 0)]] = True
-        flow.times_zero = flow.first_inputs(sums & without)
-    return flow
+
+
+def times_zero(flow: Flow, pairs: pl.DataFrame) -> Ints:
+    """Inputs that their calls multiply by zero, and so do not read."""
+    calls = flow.each_call(lambda op: op.body.rpartition(".")[2].strip("_") in _SUMS and op.direction == FORWARD)
+    if calls.any():
+        zero = (pairs["t_max"] == 0) & (pairs["g_max"] == 0) & pairs["t_name"].str.ends_with(".beta")
+        calls &= np.isin(np.arange(len(calls)), flow.of_row[zero.fill_null(value=False).to_numpy()])
+    return flow.first_inputs(calls)
 
 
 def _writes(op: OpName) -> bool:
@@ -248,7 +248,7 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
-    ignored[flow.times_zero] = True
+    ignored[flow.unread] = True
     # Under autocast all uses of a weight share one cast, where their gradients arrive added up, as the parameter's own.
     # If only one run does that, the parameter's gradient is what can be compared.
     added_up = [np.isin(mark, mark[flow.role == GRADIENT]) for mark in flow.marks]

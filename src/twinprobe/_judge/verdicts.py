@@ -27,7 +27,7 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import Differences, Flow, carried_state, ignored_rows, trace
+from twinprobe._judge.flow import Differences, Flow, carried_state, ignored_rows, times_zero, trace
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
@@ -304,7 +304,8 @@ def _weigh(
     alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
-    error[flow.times_zero] = 0.0
+    flow.unread = times_zero(flow, pairs)
+    error[flow.unread] = 0.0
     shape = shapes_differ(pairs) & rows.tensor
     # A mask of booleans against one of numbers says nothing, nor does what only one layout gives all arguments.
     masks = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
