@@ -164,10 +164,9 @@ def expected_errors(
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
-    allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
-    allowed = np.fmax(allowed, _beside(flow, values, grain))
     running = _of_running_statistics(pairs, flow, values, depth * grain)
-    allowed = np.fmax(allowed, running)
+    beside = np.fmax(running, _beside(flow, values, grain))
+    allowed = np.fmax(np.hypot(allowed, _long_sums(flow, values, operands, grain)), beside)
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
@@ -190,8 +189,10 @@ def expected_errors(
             (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
-    flips, running = _flips(flow, values, far), (running > 0) & far & (values.distance > _MORE * running)
-    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, flips, running)
+    return Noise(
+        error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, far),
+        (running > 0) & far & (values.distance > _MORE * running),
+    )  # fmt: skip
 
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
