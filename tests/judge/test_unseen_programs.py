@@ -486,3 +486,35 @@ def test_memory_that_a_sum_multiplies_by_zero_is_not_read(tmp_path: Path, alpha:
         assert said(found).startswith(
             "Torch.baddbmm.0.forward: output.0: the output differs because an argument differs: a"
         )
+
+
+def test_results_that_were_exchanged_or_joined_the_other_way_round_are_named(tmp_path: Path) -> None:
+    class Modulation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.make, self.turned, self.exchanged = nn.Linear(WIDTH, 2 * WIDTH), False, False
+
+        def forward(self, x: torch.Tensor) -> Any:
+            shift, gate = self.make(x).chunk(2, -1)
+            if self.turned:
+                shift = shift.flip(0)
+            return (gate, shift) if self.exchanged else (shift, gate)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.modulation, self.last = Modulation(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shift, gate = self.modulation(x)
+            return gate * self.last(x + shift)
+
+    def train(name: str) -> Any:
+        def run(model: Any, changed: bool, _: Any) -> None:
+            setattr(model.modulation, name, changed)
+            model(torch.randn(2, WIDTH)).square().mean().backward()
+
+        return compared(tmp_path / name, run, Net, level="L0")
+
+    assert "it holds what golden has in Module.modulation.Modulation.forward.0.output.1" in said(train("exchanged"))
+    assert "golden's values in another order" in said(train("turned"))

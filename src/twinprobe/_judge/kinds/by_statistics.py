@@ -83,7 +83,6 @@ def statistic_kinds(suspect: Suspect) -> list[Kind]:
 
 # What two sides say
 
-
 _USUAL = {"None", "True", "False", "0", "0.0", "1", "1.0", "-1", "mean", ""}  # values that are often a default
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 0.25}
 
@@ -485,14 +484,16 @@ def _offset(suspect: Suspect) -> Kind | None:
 
 
 def _order(suspect: Suspect) -> Kind | None:
-    """All statistics are equal while the sketches, or the shapes, are not: the same values in another order."""
+    """A result is another one of golden's; or statistics are equal, sketches or shapes are not: another order."""
     for row, target, golden in _shaped(suspect):
+        if _differs(row) and (name := _exchanged(suspect, row, target)) is not None:
+            return Kind("exchange", f"{row.name} holds what golden has in {name}", 0.9, {"row": row.name})
         if not _is_float(target) or not _same_numbers(target, golden):
             continue
         if target.shape != golden.shape and sorted(target.shape) == sorted(golden.shape):
             sentence = f"{row.name} has golden's values, and axes in another order: {_compared(target, golden)}"
             return Kind("transposition", sentence, 0.85, {"row": row.name})
-        if target.sketch is None or golden.sketch is None or math.prod(golden.shape) < 64:
+        if target.sketch is None or golden.sketch is None or math.prod(golden.shape) < 16:  # equal by chance
             continue
         if _distance(target.sketch, golden.sketch) > 0.3:
             sentence = f"{row.name} has golden's values in another order: statistics are equal, sketches are not"
@@ -541,10 +542,8 @@ def _saturation(suspect: Suspect) -> Kind | None:
 
 def _is_round(number: float, side: Side) -> bool:
     """Whether a number of this type is what a person would write. Numbers of 16 bits are too few to tell."""
-    if abs(number) in _BOUNDS:
-        return True
-    if _eps(side) > 1e-4:
-        return False
+    if abs(number) in _BOUNDS or _eps(side) > 1e-4:
+        return abs(number) in _BOUNDS
     return math.isclose(number, float(f"{number:.1e}"), rel_tol=2 * _eps(side))
 
 
