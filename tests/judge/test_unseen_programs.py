@@ -518,3 +518,27 @@ def test_results_that_were_exchanged_or_joined_the_other_way_round_are_named(tmp
 
     assert "it holds what golden has in Module.modulation.Modulation.forward.0.output.1" in said(train("exchanged"))
     assert "golden's values in another order" in said(train("turned"))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda weights: torch.optim.AdamW(weights, lr=1e-2), ""),  # a loop
+        (
+            lambda weights: torch.optim.AdamW(weights, lr=1e-2, weight_decay=0.3, fused=True),
+            "weight_decay: 0.3 against",
+        ),
+        (lambda weights: torch.optim.Adamax(weights, lr=1e-2, weight_decay=0.01), "Adamax against AdamW"),
+    ],
+)
+def test_what_one_call_for_all_parameters_has_written_is_compared(tmp_path: Path, make: Any, words: str) -> None:
+    """A fused optimizer returns nothing; beside it, only step counts are written to, which prove nothing."""
+
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        weights = list(model.parameters())
+        (make(weights) if changed else torch.optim.AdamW(weights, lr=1e-2, fused=True)).step()
+
+    found = compared(tmp_path, train, mlp)
+    assert f"{'✖' if words else '✔'} updated parameters" in found.summary
+    assert words in said(found) if words else found.first is None

@@ -275,6 +275,8 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     module = flow.each_call(lambda op: op.is_module)
     outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
     updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
+    written = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and not op.text.startswith(TOTAL_NORM))
+    updated &= (flow.elements[0] > 1) | written[call]  # no step counts
     # A loss has a way back; norms and coefficients of an optimiser have none.
     scalar = outputs & (flow.elements[0] == 1)
     derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
