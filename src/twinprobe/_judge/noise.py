@@ -8,7 +8,6 @@ may be far larger than what is left (cancellation).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -365,9 +364,7 @@ def _grain(flow: Flow, epsilon: Floats) -> Floats:
 class _Operands:
     """Every floating-point input of every call, with what its call is: one entry an input."""
 
-    def __init__(
-        self, pairs: pl.DataFrame, flow: Flow, values: Values, silent: Mapping[str, float], noisy: Any
-    ) -> None:
+    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values, silent: dict[str, float], noisy: Any) -> None:
         self.count = count = len(flow.ops)
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
@@ -392,9 +389,8 @@ class _Operands:
         self._updates(pairs, flow)
         self.softened = softened(pairs, flow.of_row, count)
         self.silent: Floats = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
-        self.noisy = np.zeros(count)
-        if noisy is not None:
-            self.noisy = np.where(self.first != NONE, np.nan_to_num(noisy)[self.first], 0.0)
+        shares = np.zeros(len(values.norm)) if noisy is None else np.nan_to_num(noisy)
+        self.noisy = np.where(self.first != NONE, shares[self.first], 0.0)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
