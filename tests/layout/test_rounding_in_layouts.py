@@ -11,6 +11,7 @@ import pytest
 from test_wrong_ranks import record
 
 from twinprobe._cli import main
+from twinprobe._compare.one import compare_paths
 
 BIAS = "Module.attention.joined.Linear"  # not known by its name
 UPDATE = "Optimizer.attention.joined.bias.AdamW.0.forward"
@@ -183,3 +184,23 @@ def test_sketches_of_a_run_without_its_optimizer(
     else:
         assert first["module"] == "norm"
         assert first["relative_error"] > 0.5
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_an_update_that_is_wrong_for_one_parameter_alone(fault: bool, tmp_path: Path) -> None:
+    """Whole steps of noise need a gradient that is noise, in a part at least: here the keys of a fused bias."""
+    for side, seed in (("g", 30), ("t", 31)):
+        updates: dict[str, dict[str, Any]] = {}
+        for at in range(8):
+            before, gradient = random(40 + at, 96), random(50 + at, 96)
+            gradient += random(seed + 60 + at, 96) * np.float32(1e-8)
+            if at == 3 and not fault:
+                gradient[32:64] = random(seed, 32) * np.float32(1e-9)
+            step = np.sign(gradient)
+            if at == 3 and fault and side == "t":
+                step[32:64] *= -1
+            values = {"input.0": gradient, "input.lr": float(RATE), "parameters.before": before}
+            updates[f"Optimizer.layer.{at}.bias.AdamW.0.forward"] = values | {"output.0": before - RATE * step}
+        record(tmp_path / side, updates, name="optimizer")
+    first = compare_paths(*(tmp_path / side / "optimizer.json" for side in "tg")).summary.first
+    assert (first and first.op) == ("Optimizer.layer.3.bias.AdamW.0.forward" if fault else None)

@@ -65,9 +65,9 @@ def by_sketches(target: Run, golden: Run, pairs: pl.DataFrame) -> Estimate | Non
     if found is None:
         return None
     other = turned(pairs) | (bools(pairs["joined"]) if "joined" in pairs.columns else False)
-    relative, lower, upper, worst = (np.where(other, np.nan, part) for part in found[1:5])
+    relative, lower, upper, worst, noisy = (np.where(other, np.nan, part) for part in (*found[1:5], found.noisy))
     block = np.where(other, -1, found.block)
-    return Estimate(found.comparable & ~other, relative, lower, upper, worst, block, found.refilled)
+    return Estimate(found.comparable & ~other, relative, lower, upper, worst, block, found.refilled, noisy)
 
 
 def of_statistics(
@@ -423,34 +423,6 @@ def drift_of(
     # A plain optimizer, such as SGD, moves no element further than its gradient.
     single = _DRIFT if settings.get(ADAPTIVE_RATE) == 0.0 else _DRIFTED
     return typical, max(typical, min(single * epsilon * abs(step), _DRIFTED_END[coarse]))
-
-
-_FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them
-
-
-def single_updates(pairs: pl.DataFrame, flow: Flow, values: Values, rate: Floats, allowed: Floats) -> Floats:
-    """How far the updates of a few parameters may be off that Adam and its kin made, in optimizer.json, as a distance.
-
-    A part of a gradient may be zero in theory, such as that of the keys in a fused bias of queries, keys and values.
-    Its elements move by the rate, one way or the other, and the statistics of the whole gradient do not show it. What
-    is wrong with an optimizer shows in most of its updates; an update that one run alone makes is no noise.
-    """
-    call = np.maximum(flow.of_row, 0)
-    adapted = (rate[call] > 0) & (flow.of_row >= 0) & (values.epsilon > 0)
-    updated = adapted & (flow.role == OUTPUT)
-    off = updated & (values.distance > allowed)
-    noisy = (values.error[adapted & (flow.role == INPUT)] > 0).any()
-    if not off.any() or not noisy or off.sum() > _FEW_UPDATES * updated.sum():
-        return np.zeros(len(allowed))
-    before = np.zeros(len(flow.ops), dtype=np.int64)
-    held = np.flatnonzero(adapted & (flow.role == PARAMETER))
-    before[flow.of_row[held]] = held
-    still = [
-        np.all([pairs[f"{side}_{stat}"].to_numpy() == pairs[f"{side}_{stat}"].to_numpy()[before[call]]
-                for stat in STATS], axis=0) for side in "tg"
-    ]  # fmt: skip
-    flipped: Floats = np.where(off & (still[0] == still[1]), 2 * rate[call] * np.sqrt(values.elements), 0.0)
-    return flipped
 
 
 def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:

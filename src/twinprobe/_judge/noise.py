@@ -8,7 +8,6 @@ may be far larger than what is left (cancellation).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,6 @@ from twinprobe._judge.deviation import (
     hidden_drift,
     of_few,
     pooled,
-    single_updates,
     values_of,
 )
 from twinprobe._judge.flow import NONE, Flow
@@ -118,13 +116,14 @@ def expected_errors(
     step: int = 0,
     sketched: Bools | None = None,
     measured: Floats | None = None,
+    noisy: Floats | None = None,
 ) -> Noise:
     """Judge each row's relative error by what its call may lose and what came in.
 
     ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference;
     ``sketched``: those whose errors are estimates from sketches.
     ``settings``: the precision flags of the recorded run; ``step``: its number, -1 where it is not known.
-    ``measured``: the error of a third run.
+    ``measured``: the error of a third run; ``noisy``: see ``Estimate``.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     error = behind_norms(flow, error, estimated & ~sketched)
@@ -139,7 +138,7 @@ def expected_errors(
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
-    operands = _Operands(pairs, flow, values, settings.get(SILENT) or {})
+    operands = _Operands(pairs, flow, values, settings.get(SILENT) or {}, noisy)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched, few)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
     row_call = np.maximum(flow.of_row, 0)
@@ -172,7 +171,6 @@ def expected_errors(
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
     allowed = np.hypot(allowed, np.where(estimated & (values.epsilon > COARSE), values.epsilon * values.norm, 0.0))
-    allowed = np.fmax(allowed, single_updates(pairs, flow, values, operands.rate, allowed))
     small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
     allowed = allowed * small
     if measured is not None:
@@ -391,7 +389,7 @@ def _grain(flow: Flow, epsilon: Floats) -> Floats:
 class _Operands:
     """Every floating-point input of every call, with what its call is: one entry an input."""
 
-    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values, silent: Mapping[str, float]) -> None:
+    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values, silent: dict[str, float], noisy: Any) -> None:
         self.count = count = len(flow.ops)
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
@@ -415,9 +413,9 @@ class _Operands:
         self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
         self._updates(pairs, flow)
         self.softened = softened(pairs, flow.of_row, count)
-        self.silent = np.zeros(count)
-        if silent:
-            self.silent = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
+        self.silent: Floats = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
+        shares = np.zeros(len(values.norm)) if noisy is None else np.nan_to_num(noisy)
+        self.noisy = np.where(self.first != NONE, shares[self.first], 0.0)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
@@ -555,7 +553,7 @@ class _Operands:
         gain = np.where(steps, np.fmax(gain, moved), gain)
         # So many of a gradient's elements are no larger than its error, or than eps, or are known to be rounding.
         beside = np.divide(self.softened, self.first_rms, out=np.zeros(self.count), where=self.first_rms > 0)[calls]
-        flips = np.minimum(error + beside + self.silent[calls], 1.0)
+        flips = np.minimum(np.fmax(error, self.noisy[calls]) + beside + self.silent[calls], 1.0)
         flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * flips)
         gain = np.where(rows == self.first[calls], np.fmax(gain, flipped), gain)
         squares = np.zeros(self.count)

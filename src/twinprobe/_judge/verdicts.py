@@ -324,7 +324,7 @@ def _weigh(
         estimated = estimated | (inside & renamed)
     noise = expected_errors(
         pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
-        measured=evidence.noise,
+        measured=evidence.noise, noisy=None if evidence.estimate is None else evidence.estimate.noisy,
     )  # fmt: skip
     facts = _differences(flow, evidence, rows, noise, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0)
     plain = np.where(estimated, limits.estimated, limits.suspicious)

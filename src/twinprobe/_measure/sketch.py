@@ -382,6 +382,7 @@ class Estimate(NamedTuple):
     ``relative``: norm of the difference over the golden norm; of integers the share of elements that differ.
     ``worst``: the same of the block that is farthest off, and ``block`` which that is.
     ``refilled``: one holds more fill values, of a mask, than the other.
+    ``noisy``: the share of elements that may be nothing but error, block by block.
     """
 
     comparable: NDArray[np.bool_]
@@ -391,6 +392,7 @@ class Estimate(NamedTuple):
     worst: Floats
     block: NDArray[np.int64]
     refilled: NDArray[np.bool_]
+    noisy: Floats
 
 
 def comparable(target: Rows, golden: Rows) -> NDArray[np.bool_]:
@@ -433,13 +435,16 @@ def estimate(target: Rows, golden: Rows) -> Estimate:
             gap = np.where(gap == 0, 0.0, gap / golden["norm"])
             return np.where(fits, np.where(integer, np.minimum(share / divisor, 1.0), gap), np.nan)
 
-        worst = _worst(((t - g) ** 2).reshape(-1, BLOCKS, SIGNS).mean(axis=2) * scale[:, None] ** 2, golden, integer)
+        apart = ((t - g) ** 2).reshape(-1, BLOCKS, SIGNS).mean(axis=2) * scale[:, None] ** 2
+        worst = _worst(apart, golden, integer)
+        error = np.where(apart > 0, np.sqrt(apart) / golden["block_norm"], 0.0)
         likely, lower, upper = relative(1.0, 0.0), relative(high, -1.0), relative(low, 1.0)
     largest, block = np.where(fits, worst.max(axis=1), np.nan), np.where(fits, worst.argmax(axis=1), -1)
     filled = [rows["fill"] + rows["inf"] for rows in (target, golden)]
     masked = (target["fill"] + golden["fill"] > 0) | ((target["inf"] > 0) & (golden["inf"] > 0))
     refilled = fits & ~integer & masked & (filled[0] != filled[1])
-    return Estimate(fits, likely, lower, upper, largest, block, refilled)
+    noisy = np.where(fits, np.fmin(error, 1.0).mean(axis=1), np.nan)
+    return Estimate(fits, likely, lower, upper, largest, block, refilled, noisy)
 
 
 def _worst(squares: Floats, golden: Rows, integer: NDArray[np.bool_]) -> Floats:
