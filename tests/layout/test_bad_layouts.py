@@ -101,15 +101,40 @@ def test_unequal_steps_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert compare(target, golden, tmp_path / "again", "--allow-missing") == 0
 
 
-@pytest.mark.parametrize(
-    ("layout", "told"),
-    [("tp=3", "layout tp=3 makes 3 ranks, but there are 2"), ("tp=x", "--layout has 'tp=x'"), ("pq=2", "'pq=2'")],
-)
-def test_a_layout_that_does_not_fit_is_refused(
+@pytest.mark.parametrize(("layout", "told"), [("tp=x", "--layout has 'tp=x'"), ("pq=2", "'pq=2'")])
+def test_a_layout_that_cannot_be_read_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, told: str
 ) -> None:
     assert compare(ranks(tmp_path / "t"), single(tmp_path / "g"), tmp_path / "out", "--layout", layout) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layouts", "told"),
+    [(["tp=3"], "layout tp=3 makes 3 ranks, but there are 2"),
+     (["tp=2,dp=2"], "layout tp=2,dp=2 makes 4 ranks, but there are 2"),
+     (["tp=2", "tp=2"], "layout tp=2 makes 2 ranks, but there are 1")],
+)  # fmt: skip
+def test_a_layout_that_does_not_fit_is_named_and_the_ranks_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layouts: list[str], told: str
+) -> None:
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    assert compare(target, golden, tmp_path / "out", "--layout", *layouts) == 2
+    out, error = capsys.readouterr()
+    assert told in error
+    (found,) = json.loads(out)["ranks"]
+    assert found["verdicts"] == {"pass": 6, "warning": 0, "error": 0}
+    assert any("2 ranks, layout tp=2 (" in note for note in found["notes"])
+    assert list((tmp_path / "out" / "step0").glob("compare_result_whole_*.csv"))
+    assert compare(target, golden, tmp_path / "again", "--layout", *layouts, "--allow-missing") == 0
+
+
+def test_a_layout_that_does_not_fit_is_the_mistake_that_is_told_where_nothing_else_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, golden = ranks(tmp_path / "t"), ranks(tmp_path / "g", 4)
+    assert compare(target, golden, tmp_path / "out", "--layout", "tp=3", "tp=4") == 2
+    assert "layout tp=3 makes 3 ranks, but there are 2" in capsys.readouterr().err
 
 
 def test_placements_that_contradict_the_shapes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

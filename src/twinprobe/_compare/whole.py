@@ -58,6 +58,7 @@ _SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
+_GIVEN = "as given"  # how a layout is known
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -279,9 +280,12 @@ def open_wholes(
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
-    layouts, notes, given = _layouts(texts, sides)
+    layouts, hows, wrong = _layouts(texts, sides)
+    known = zip(("target", "golden"), sides, layouts, hows, strict=True)
+    notes = [f"{word}: {side.world} ranks, layout {layout} ({how})" for word, side, layout, how in known if how]
+    lost += wrong if name == DUMP else []
     for at, side in enumerate(sides):
-        if given[at] and name == DUMP:
+        if hows[at] == _GIVEN and name == DUMP:
             facts = contradictions(layouts[at], opened[at], single[1 - at])
             lost += [f"{side.root}: layout {layouts[at]}: {fact}" for fact in facts]
     micro = _micro_batches(opened, layouts)
@@ -536,30 +540,38 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str], list[bool]]:
-    """The layout of each side, what is said of them, and whether they were given: else the dumps of all ranks tell."""
+def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str], list[str]]:
+    """The layout of each side, how it is known (the dumps of all ranks tell if it was not given), and what is wrong."""
     many = [at for at, side in enumerate(sides) if side.world > 1]
     if len(texts) == 1 and len(many) == 1:
         texts = (texts[0], "") if many == [0] else ("", texts[0])
-    layouts, notes, given = [], [], []
+    layouts: list[Layout] = []
+    hows, wrong = [], []
     for at, side in enumerate(sides):
         text, where = texts[at] if at < len(texts) else "", str(side.root)
-        given.append(bool(text))
+        layout, how, mistake = None, _GIVEN, None
+        if text:
+            try:
+                layout = layout_for(read_sizes(text), side.world, where)
+            except BadInput as error:
+                mistake = error
         if side.world == 1:
-            layouts.append(Layout(1, 1, 1))
-            continue
-        layout, how = layout_for(read_sizes(text), side.world, where) if text else None, "as given"
-        if layout is None or layout.ep > 1:
+            layout, how = Layout(1, 1, 1), ""
+        elif layout is None or layout.ep > 1:
             other, ranks = sides[1 - at], open_ranks(side.files(DUMP), [])
             alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
             if layout is not None:
                 layout = with_experts(layout, ranks, alone)
             else:
                 words = _words_of(other) if other.world > 1 else None
-                layout, how = find_layout(ranks, alone, side.world, where, words)
+                try:
+                    layout, how = find_layout(ranks, alone, side.world, where, words)
+                except BadInput as error:
+                    raise mistake or error from error
         layouts.append(layout)
-        notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
-    return layouts, notes, given
+        hows.append(how)
+        wrong += [f"{mistake}; compared as {layout}{f' ({how})' * bool(how)}"] if mistake else []
+    return layouts, hows, wrong
 
 
 def _words_of(side: StepRanks) -> tuple[int, ...] | None:
