@@ -16,14 +16,14 @@ from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
-from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, silent_parts
+from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT, product_types
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
-from twinprobe._layout.found_layout import contradictions, find_layout, with_experts
-from twinprobe._layout.layout import Layout, layout_for, read_sizes
+from twinprobe._layout.found_layout import contradictions, find_layout, unlike_types, with_experts
+from twinprobe._layout.layout import Layout, given_layout, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
     REDUCTION,
@@ -171,6 +171,13 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
 
 def compare_whole(job: Job, options: Options) -> Comparison:
     """Put the ranks of each side together and compare the two wholes."""
+    found = _compared(job, options)
+    if not all(side.files(file) for side in job.ranks for file in _LABELS):
+        return found
+    return _without_scale(found, job, options) if job.target.name == DUMP else _without_noise(found, job, options)
+
+
+def _compared(job: Job, options: Options) -> Comparison:
     runs, notes, lost = open_wholes(job.ranks, job.target.name, job.request.layouts)
     match = options.match
     if job.target.name == OPTIMIZER_FILE:
@@ -185,14 +192,29 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     else:
         runs[0].settings[ADAPTIVE_RATE] = adaptive_rate(job.ranks[0].files(OPTIMIZER_FILE).values())
     seen = [bool(side.files(OPTIMIZER_FILE)) for side in job.ranks]
-    if any(seen) and not all(seen):
+    if seen[0] != seen[1]:
         notes = [*notes, not_compared(job.ranks[seen.index(False)].root)]
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
         if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
             run.findings = [_of_own_batch(text, run, side) for text in run.findings]
-    found = with_findings(comparison, notes, lost)
-    return _without_scale(found, job, options) if job.target.name == DUMP and all(seen) else found
+    return with_findings(comparison, notes, lost)
+
+
+def _without_noise(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison of updates without gradients that are as far off in a backward pass that agrees.
+
+    Adam makes whole steps of rounding. What the next backward pass makes of that is known of its calls alone.
+    """
+    summary, rate = comparison.summary, adaptive_rate(job.ranks[0].files(OPTIMIZER_FILE).values())
+    if summary.first is None or comparison.target.step == 0 or not rate:
+        return comparison
+    calls = replace(job, target=job.target.with_name(DUMP), golden=job.golden.with_name(DUMP))
+    passes = _compared(calls, replace(options, noise=None))
+    (names, updates), (ops, back) = ((one.evidence.pairs["t_name"], one.judged) for one in (comparison, passes))
+    note = noise_of_steps(names, updates, ops, back) if passes.summary.first is None else ""
+    kept = replace(summary, first=None, others=[], results=[], notes=[*summary.notes, note])
+    return replace(comparison, summary=kept) if note else comparison
 
 
 def _without_scale(comparison: Comparison, job: Job, options: Options) -> Comparison:
@@ -205,11 +227,14 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
         return comparison
     updates = replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
-    given = compare_whole(updates, replace(options, noise=None)).summary
-    if given.first is not None or not given.results or not all(result.agrees for result in given.results):
+    given = _compared(updates, replace(options, noise=None)).summary
+    agree = given.first is None and bool(given.results) and all(result.agrees for result in given.results)
+    micro = [run.micro if isinstance(run, Whole) else 1 for run in (comparison.target, comparison.golden)]
+    if not agree and (summary.others or not micro_mean(comparison.evidence.pairs, first.row, micro)):
         return comparison
     kept = [result for result in summary.results if result.name not in (LOSS, PARAMETER_GRADIENTS)]
-    notes = [*summary.notes, f"{first.row} is scaled{SCALE_OF_LOSS}"]
+    said = SCALE_OF_LOSS if agree else " by the number of micro batches"
+    notes = [*summary.notes, f"{first.row} is scaled{said}"]
     return replace(comparison, summary=replace(summary, first=None, others=[], results=kept, notes=notes))
 
 
@@ -275,19 +300,19 @@ def open_wholes(
     """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
-    # With checkpointing, backward computes activations once more, which are neither new values nor another batch.
+    # With checkpointing, backward computes activations once more: neither new values nor another batch.
     again = [sum(map(without_recomputation, ranks.values())) for ranks in opened]
-    single = [
-        next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
-    ]
+    single = [next(iter(ranks.values())).run if side.world == 1 else None
+              for ranks, side in zip(opened, sides, strict=True)]  # fmt: skip
     layouts, hows, wrong = _layouts(texts, sides)
     known = zip(("target", "golden"), sides, layouts, hows, strict=True)
     notes = [f"{word}: {side.world} ranks, layout {layout} ({how})" for word, side, layout, how in known if how]
     lost += wrong if name == DUMP else []
     for at, side in enumerate(sides):
-        if hows[at] == _GIVEN and name == DUMP:
-            facts = contradictions(layouts[at], opened[at], single[1 - at])
+        if name == DUMP:
+            facts = contradictions(layouts[at], opened[at], single[1 - at]) if hows[at] == _GIVEN else []
             lost += [f"{side.root}: layout {layouts[at]}: {fact}" for fact in facts]
+            notes += unlike_types(opened[at], layouts[at], single[1 - at])
     micro = _micro_batches(opened, layouts)
     runs: list[Run] = []
     for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
@@ -465,9 +490,8 @@ def _biases(comparison: Comparison, first: Divergence) -> list[str]:
     off = abs(means[0] - means[1] - (whole.layout.tp - 1) * bias)
     if off > _SAME_MEAN * scale or abs(bias) < _BIASED * scale:
         return []
-    return [
-        f"it is off by {whole.layout.tp - 1} times the bias: each of {whole.layout.tp} ranks adds it before the sum"
-    ]
+    tp = whole.layout.tp
+    return [f"it is off by {tp - 1} times the bias: each of {tp} ranks adds it before the sum"]
 
 
 def _one_factor(comparison: Comparison) -> list[str]:
@@ -545,29 +569,18 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
     many = [at for at, side in enumerate(sides) if side.world > 1]
     if len(texts) == 1 and len(many) == 1:
         texts = (texts[0], "") if many == [0] else ("", texts[0])
-    layouts: list[Layout] = []
-    hows, wrong = [], []
+    layouts, hows, wrong = list[Layout](), [], []
     for at, side in enumerate(sides):
         text, where = texts[at] if at < len(texts) else "", str(side.root)
-        layout, how, mistake = None, _GIVEN, None
-        if text:
-            try:
-                layout = layout_for(read_sizes(text), side.world, where)
-            except BadInput as error:
-                mistake = error
+        how, (layout, mistake) = _GIVEN, given_layout(text, side.world, where)
         if side.world == 1:
             layout, how = Layout(1, 1, 1), ""
         elif layout is None or layout.ep > 1:
             other, ranks = sides[1 - at], open_ranks(side.files(DUMP), [])
             alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
-            if layout is not None:
-                layout = with_experts(layout, ranks, alone)
-            else:
-                words = _words_of(other) if other.world > 1 else None
-                try:
-                    layout, how = find_layout(ranks, alone, side.world, where, words)
-                except BadInput as error:
-                    raise mistake or error from error
+            if layout is None:
+                layout, how = find_layout(ranks, alone, side.world, where, _words_of(other), mistake)
+            layout = with_experts(layout, ranks, alone) if how == _GIVEN else layout
         layouts.append(layout)
         hows.append(how)
         wrong += [f"{mistake}; compared as {layout}{f' ({how})' * bool(how)}"] if mistake else []
@@ -575,8 +588,8 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
 
 
 def _words_of(side: StepRanks) -> tuple[int, ...] | None:
-    """The shape of the words that the first readable rank was given."""
-    for file in side.files(DUMP).values():
+    """The shape of the words that the first readable rank was given, where there are several."""
+    for file in side.files(DUMP).values() if side.world > 1 else ():
         with suppress(TwinProbeError):
             return token_shape(open_run(file))
     return None
