@@ -233,3 +233,20 @@ def test_where_ranks_put_together_part_over_their_steps(tmp_path: Path, capsys: 
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert found.startswith(f"the runs agree up to step 1; step 2 differs: {NORM}: ")
     assert twinprobe.compare(target, golden).steps.parting.step == 2
+
+
+@pytest.mark.parametrize("types", [("float32", "bfloat16"), ("bfloat16", "bfloat16")])
+def test_a_rank_that_computes_in_another_type_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], types: tuple[str, str]
+) -> None:
+    """Autocast that one rank leaves out: its values agree, and are even closer."""
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    files = [golden / "step0" / "proc7", *(target / "step0" / f"rank{rank}" for rank in range(2))]
+    for folder, dtype in zip(files, ("bfloat16", *types), strict=True):
+        document = json.loads((folder / "dump.json").read_text())
+        document["data"][LINEAR]["output"][0]["dtype"] = f"torch.{dtype}"
+        (folder / "dump.json").write_text(json.dumps(document))
+    assert compare(target, golden, tmp_path / "out") == 0
+    told = [note for note in document_of(capsys)["notes"] if "compute in different types" in note]
+    said = f"{LINEAR}.output.0: float32 on rank 0, bfloat16 on others: they compute in different types"
+    assert told == ([said] if types[0] == "float32" else [])

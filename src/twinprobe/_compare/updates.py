@@ -96,12 +96,17 @@ def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: 
     return f"{gradients[0]} is as far off as in its backward pass, which agrees: noise of the steps before"
 
 
-def micro_mean(pairs: pl.DataFrame, row: str, micro: Sequence[int]) -> bool:
-    """Whether a loss is divided by as many micro batches as its run has: that is no mistake, whatever comes later."""
-    norms = pairs.filter(pairs["t_name"] == row).select("t_norm", "g_norm").rows()
-    if micro[0] == micro[1] or len(norms) != 1 or None in norms[0]:
+def micro_mean(pairs: pl.DataFrame, op: str, micro: Sequence[int]) -> bool:
+    """Whether a loss is divided by as many micro batches as its run has: that is no mistake, whatever comes later.
+
+    Where only the target divides it, the loss before that is what golden has.
+    """
+    rows = {name: norms for name, *norms in pairs.select("t_name", "t_norm", "g_norm").iter_rows()}
+    (mine, golden), (before, _) = (rows.get(f"{op}.{end}", (None, None)) for end in ("output.0", "input.0"))
+    golden = before if golden is None else golden
+    if micro[0] == micro[1] or mine is None or golden is None:
         return False
-    return bool(np.isclose(norms[0][0] * micro[0], norms[0][1] * micro[1], rtol=_SAME_MEAN, atol=0.0))
+    return bool(np.isclose(mine * micro[0], golden * micro[1], rtol=_SAME_MEAN, atol=0.0))
 
 
 def add_little(summary: Summary, target: Run, golden: Run) -> bool:

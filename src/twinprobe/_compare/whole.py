@@ -230,7 +230,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     given = _compared(updates, replace(options, noise=None)).summary
     agree = given.first is None and bool(given.results) and all(result.agrees for result in given.results)
     micro = [run.micro if isinstance(run, Whole) else 1 for run in (comparison.target, comparison.golden)]
-    if not agree and (summary.others or not micro_mean(comparison.evidence.pairs, first.row, micro)):
+    if not agree and (summary.others or not micro_mean(comparison.evidence.pairs, first.op, micro)):
         return comparison
     kept = [result for result in summary.results if result.name not in (LOSS, PARAMETER_GRADIENTS)]
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
@@ -510,7 +510,7 @@ def _one_factor(comparison: Comparison) -> list[str]:
                                 ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
              if size > 1}  # fmt: skip
     why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
-    told = f", as many as {why[0]}" if why else ""
+    told = f", as many as {' and '.join(why)}" if why else ""
     return [f"the gradients of all {len(factors):,} parameters are {usual:.4g} times golden's{told}"]
 
 

@@ -140,13 +140,14 @@ def unlike_types(ranks: Mapping[int, RankDump], layout: Layout, other: Run | Non
     if rows.is_empty():
         return []
     first = rows.filter((pl.col("name") == rows["name"][0]) & (pl.col("part") == rows["part"][0]))
-    goal = other.table.filter(other.table["name"] == rows["name"][0])["dtype"].to_list() if other is not None else []
+    name = rows["name"][0].replace("Module.module.", "Module.", 1)  # a wrapper is no part of it
+    goal = other.table.filter(other.table["name"] == name)["dtype"].to_list() if other is not None else []
     usual = goal[0] if goal and goal[0] in first["dtype"] else first["dtype"].mode().sort()[0]
     odd = first.filter(pl.col("dtype") != usual)
     count, types = rows["name"].n_unique(), [str(dtype).rpartition(".")[2] for dtype in (odd["dtype"][0], usual)]
     more = f" and {count - 1:,} more" if count > 1 else ""
     who = f"{'ranks' if odd.height > 1 else 'rank'} {', '.join(map(str, sorted(odd['rank'])[:8]))}"
-    return [f"{rows['name'][0]}{more}: {types[0]} on {who}, {types[1]} on others: they compute in different types"]
+    return [f"{name}{more}: {types[0]} on {who}, {types[1]} on others: they compute in different types"]
 
 
 def _mesh_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
