@@ -101,15 +101,40 @@ def test_unequal_steps_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert compare(target, golden, tmp_path / "again", "--allow-missing") == 0
 
 
-@pytest.mark.parametrize(
-    ("layout", "told"),
-    [("tp=3", "layout tp=3 makes 3 ranks, but there are 2"), ("tp=x", "--layout has 'tp=x'"), ("pq=2", "'pq=2'")],
-)
-def test_a_layout_that_does_not_fit_is_refused(
+@pytest.mark.parametrize(("layout", "told"), [("tp=x", "--layout has 'tp=x'"), ("pq=2", "'pq=2'")])
+def test_a_layout_that_cannot_be_read_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, told: str
 ) -> None:
     assert compare(ranks(tmp_path / "t"), single(tmp_path / "g"), tmp_path / "out", "--layout", layout) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layouts", "told"),
+    [(["tp=3"], "layout tp=3 makes 3 ranks, but there are 2"),
+     (["tp=2,dp=2"], "layout tp=2,dp=2 makes 4 ranks, but there are 2"),
+     (["tp=2", "tp=2"], "layout tp=2 makes 2 ranks, but there are 1")],
+)  # fmt: skip
+def test_a_layout_that_does_not_fit_is_named_and_the_ranks_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layouts: list[str], told: str
+) -> None:
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    assert compare(target, golden, tmp_path / "out", "--layout", *layouts) == 2
+    out, error = capsys.readouterr()
+    assert told in error
+    (found,) = json.loads(out)["ranks"]
+    assert found["verdicts"] == {"pass": 6, "warning": 0, "error": 0}
+    assert any("2 ranks, layout tp=2 (" in note for note in found["notes"])
+    assert list((tmp_path / "out" / "step0").glob("compare_result_whole_*.csv"))
+    assert compare(target, golden, tmp_path / "again", "--layout", *layouts, "--allow-missing") == 0
+
+
+def test_a_layout_that_does_not_fit_is_the_mistake_that_is_told_where_nothing_else_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, golden = ranks(tmp_path / "t"), ranks(tmp_path / "g", 4)
+    assert compare(target, golden, tmp_path / "out", "--layout", "tp=3", "tp=4") == 2
+    assert "layout tp=3 makes 3 ranks, but there are 2" in capsys.readouterr().err
 
 
 def test_placements_that_contradict_the_shapes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,3 +233,20 @@ def test_where_ranks_put_together_part_over_their_steps(tmp_path: Path, capsys: 
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert found.startswith(f"the runs agree up to step 1; step 2 differs: {NORM}: ")
     assert twinprobe.compare(target, golden).steps.parting.step == 2
+
+
+@pytest.mark.parametrize("types", [("float32", "bfloat16"), ("bfloat16", "bfloat16")])
+def test_a_rank_that_computes_in_another_type_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], types: tuple[str, str]
+) -> None:
+    """Autocast that one rank leaves out: its values agree, and are even closer."""
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    files = [golden / "step0" / "proc7", *(target / "step0" / f"rank{rank}" for rank in range(2))]
+    for folder, dtype in zip(files, ("bfloat16", *types), strict=True):
+        document = json.loads((folder / "dump.json").read_text())
+        document["data"][LINEAR]["output"][0]["dtype"] = f"torch.{dtype}"
+        (folder / "dump.json").write_text(json.dumps(document))
+    assert compare(target, golden, tmp_path / "out") == 0
+    told = [note for note in document_of(capsys)["notes"] if "compute in different types" in note]
+    said = f"{LINEAR}.output.0: float32 on rank 0, bfloat16 on others: they compute in different types"
+    assert told == ([said] if types[0] == "float32" else [])

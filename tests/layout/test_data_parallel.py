@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import polars as pl
 import pytest
 from test_parallel_layouts import assert_agreement, compared
 
 from support import slow
+from twinprobe._compare.updates import noise_of_steps
+from twinprobe._judge.deviation import DIFFERS
+from twinprobe._runs.names import TOTAL_NORM
 
 if TYPE_CHECKING:  # the tests of other folders have a conftest as well
     from conftest import Trained
@@ -88,7 +94,7 @@ def test_ranks_that_clip_before_they_reduce_are_told(trained: Trained, tmp_path:
     document = compared(trained("ddp+clip", fault="clip_first"), trained("single+clip"), tmp_path, capsys)
     sentence = document["by_name"]["step0/optimizer"]["first"]["sentence"]
     assert "ranks 0, 1 clip by norms of their own" in sentence
-    assert "only the golden run clips" not in sentence
+    assert "that clips gradients" not in sentence
 
 
 @pytest.mark.slow
@@ -112,3 +118,35 @@ def test_whole_parameters_and_shards_on_as_many_ranks_are_put_together(
     document = compared(trained(kind), trained(golden), tmp_path, capsys)
     assert [one["first"] for one in document["ranks"]] == [None] * 4
     assert document["by_name"]["step1/optimizer"]["verdicts"]["error"] == 0
+
+
+def test_a_loss_that_is_divided_by_its_micro_batches_does_not_hide_gradients_that_nothing_reduced(
+    trained: Trained, tmp_path: Path, capsys: Capture
+) -> None:
+    target = trained("ddp+micro", 2, "mix", fault="never_synced")
+    document = compared(target, trained("single", 1, "mix"), tmp_path, capsys)
+    assert document["by_name"]["step0/whole"]["first"] is None
+    assert "ranks 0, 1" in document["by_name"]["step0/optimizer"]["first"]["sentence"]
+
+
+def judged(errors: list[float], differing: int) -> Any:
+    return SimpleNamespace(
+        error=np.array(errors), state=np.array([DIFFERS] * differing + [0] * (len(errors) - differing))
+    )
+
+
+@pytest.mark.parametrize(("error", "noise"), [(4e-6, True), (4e-3, False)])
+def test_gradients_are_as_far_off_as_the_backward_pass_that_agrees(error: float, noise: bool) -> None:
+    """Of an attention whose keys' bias Adam has moved by rounding: nothing but its backward pass tells its noise."""
+    gradient = "Optimizer.layers.0.attention.in_proj_weight.AdamW.0.forward.input.0"
+    updates = pl.Series(
+        [gradient, f"{TOTAL_NORM}.AdamW.0.forward.output.0", "Optimizer.head.weight.AdamW.0.forward.input.0"]
+    )
+    calls = pl.Series(
+        ["Module.layers.0.attention.Attention.backward.0.output.0", "Module.head.Linear.backward.0.output.0"]
+    )
+    note = noise_of_steps(updates, judged([error, error / 2, 1e-7], 2), calls, judged([5e-6, 1e-7], 0))
+    assert bool(note) == noise
+    # A parameter that differs is more than a gradient.
+    updates = pl.Series([gradient, gradient.replace("input.0", "parameters.before")])
+    assert not noise_of_steps(updates, judged([error, error], 2), calls, judged([5e-6, 1e-7], 0))

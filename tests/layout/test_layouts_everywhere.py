@@ -89,8 +89,9 @@ def test_the_first_difference_is_found_on_every_engine(
     assert UP in report.read_text()
 
 
-def test_a_layout_that_does_not_fit_is_refused_by_graph(
+def test_a_layout_that_does_not_fit_is_named_by_graph_which_draws_the_one_that_it_finds(
     sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["graph_visualize", *names(sides, tmp_path / "out"), "--layout", "tp=3"]) == 2
     assert "layout tp=3 makes 3 ranks, but there are 2" in capsys.readouterr().err
+    assert list((tmp_path / "out").glob("**/*.vis*"))

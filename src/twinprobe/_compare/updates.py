@@ -20,11 +20,12 @@ from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
+from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.operations import ADAPTIVE
 from twinprobe._judge.origin import Divergence, Summary, update_of_one_run
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
-from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
@@ -33,8 +34,11 @@ from twinprobe.errors import TwinProbeError
 if TYPE_CHECKING:
     import polars as pl
 
+    from twinprobe._judge.verdicts import Judged
+
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
+_SAME_MEAN = 1e-2  # of a loss: 16 bits
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
@@ -70,6 +74,39 @@ def rate_of_noise(files: Sequence[Path]) -> float:
         settings.append(found)
     shared = settings[0].keys() & settings[1].keys()
     return min(rates) if all(settings[0][key] == settings[1][key] for key in shared) else 0.0
+
+
+def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged) -> str:
+    """A note where gradients that optimizers were given are all that differs, and no farther off than the gradients in
+    the backward passes of their modules, which agree; empty elsewhere."""
+    rows = np.flatnonzero(updates.state == DIFFERS).tolist()
+    differing = {str(names[row]): float(updates.error[row]) for row in rows}
+    gradients = [name for name in differing if not name.startswith(TOTAL_NORM)]
+    if not gradients or not all(name.endswith(".input.0") for name in gradients):
+        return ""
+    off: dict[str, float] = {}
+    modules = calls.str.extract(rf"^Module\.(.+)\.\w+\.{BACKWARD}\.").to_list()
+    for module, error in zip(modules, np.nan_to_num(passes.error).tolist(), strict=True):
+        off[module or ""] = max(off.get(module or "", 0.0), error)
+    may = {name: off.get(name.removeprefix(OPTIMIZER).rsplit(".", 6)[0], 0.0) for name in gradients}
+    # The norm of all gradients is no farther off than the worst of them.
+    worst = max(may.values())
+    if not all(error <= _MORE * may.get(name, worst) for name, error in differing.items()):
+        return ""
+    return f"{gradients[0]} is as far off as in its backward pass, which agrees: noise of the steps before"
+
+
+def micro_mean(pairs: pl.DataFrame, op: str, micro: Sequence[int]) -> bool:
+    """Whether a loss is divided by as many micro batches as its run has: that is no mistake, whatever comes later.
+
+    Where only the target divides it, the loss before that is what golden has.
+    """
+    rows = {name: norms for name, *norms in pairs.select("t_name", "t_norm", "g_norm").iter_rows()}
+    (mine, golden), (before, _) = (rows.get(f"{op}.{end}", (None, None)) for end in ("output.0", "input.0"))
+    golden = before if golden is None else golden
+    if micro[0] == micro[1] or mine is None or golden is None:
+        return False
+    return bool(np.isclose(mine * micro[0], golden * micro[1], rtol=_SAME_MEAN, atol=0.0))
 
 
 def add_little(summary: Summary, target: Run, golden: Run) -> bool:

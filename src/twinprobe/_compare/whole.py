@@ -16,14 +16,14 @@ from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
-from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, silent_parts
+from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT, product_types
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
-from twinprobe._layout.found_layout import contradictions, find_layout, with_experts
-from twinprobe._layout.layout import Layout, layout_for, read_sizes
+from twinprobe._layout.found_layout import contradictions, find_layout, unlike_types, with_experts
+from twinprobe._layout.layout import Layout, given_layout, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
     REDUCTION,
@@ -58,6 +58,7 @@ _SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
+_GIVEN = "as given"  # how a layout is known
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -170,6 +171,13 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
 
 def compare_whole(job: Job, options: Options) -> Comparison:
     """Put the ranks of each side together and compare the two wholes."""
+    found = _compared(job, options)
+    if not all(side.files(file) for side in job.ranks for file in _LABELS):
+        return found
+    return _without_scale(found, job, options) if job.target.name == DUMP else _without_noise(found, job, options)
+
+
+def _compared(job: Job, options: Options) -> Comparison:
     runs, notes, lost = open_wholes(job.ranks, job.target.name, job.request.layouts)
     match = options.match
     if job.target.name == OPTIMIZER_FILE:
@@ -184,14 +192,29 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     else:
         runs[0].settings[ADAPTIVE_RATE] = adaptive_rate(job.ranks[0].files(OPTIMIZER_FILE).values())
     seen = [bool(side.files(OPTIMIZER_FILE)) for side in job.ranks]
-    if any(seen) and not all(seen):
+    if seen[0] != seen[1]:
         notes = [*notes, not_compared(job.ranks[seen.index(False)].root)]
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
         if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
             run.findings = [_of_own_batch(text, run, side) for text in run.findings]
-    found = with_findings(comparison, notes, lost)
-    return _without_scale(found, job, options) if job.target.name == DUMP and all(seen) else found
+    return with_findings(comparison, notes, lost)
+
+
+def _without_noise(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison of updates without gradients that are as far off in a backward pass that agrees.
+
+    Adam makes whole steps of rounding. What the next backward pass makes of that is known of its calls alone.
+    """
+    summary, rate = comparison.summary, adaptive_rate(job.ranks[0].files(OPTIMIZER_FILE).values())
+    if summary.first is None or comparison.target.step == 0 or not rate:
+        return comparison
+    calls = replace(job, target=job.target.with_name(DUMP), golden=job.golden.with_name(DUMP))
+    passes = _compared(calls, replace(options, noise=None))
+    (names, updates), (ops, back) = ((one.evidence.pairs["t_name"], one.judged) for one in (comparison, passes))
+    note = noise_of_steps(names, updates, ops, back) if passes.summary.first is None else ""
+    kept = replace(summary, first=None, others=[], results=[], notes=[*summary.notes, note])
+    return replace(comparison, summary=kept) if note else comparison
 
 
 def _without_scale(comparison: Comparison, job: Job, options: Options) -> Comparison:
@@ -204,11 +227,14 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
         return comparison
     updates = replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
-    given = compare_whole(updates, replace(options, noise=None)).summary
-    if given.first is not None or not given.results or not all(result.agrees for result in given.results):
+    given = _compared(updates, replace(options, noise=None)).summary
+    agree = given.first is None and bool(given.results) and all(result.agrees for result in given.results)
+    micro = [run.micro if isinstance(run, Whole) else 1 for run in (comparison.target, comparison.golden)]
+    if not agree and (summary.others or not micro_mean(comparison.evidence.pairs, first.op, micro)):
         return comparison
     kept = [result for result in summary.results if result.name not in (LOSS, PARAMETER_GRADIENTS)]
-    notes = [*summary.notes, f"{first.row} is scaled{SCALE_OF_LOSS}"]
+    said = SCALE_OF_LOSS if agree else " by the number of micro batches"
+    notes = [*summary.notes, f"{first.row} is scaled{said}"]
     return replace(comparison, summary=replace(summary, first=None, others=[], results=kept, notes=notes))
 
 
@@ -274,16 +300,19 @@ def open_wholes(
     """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
-    # With checkpointing, backward computes activations once more, which are neither new values nor another batch.
+    # With checkpointing, backward computes activations once more: neither new values nor another batch.
     again = [sum(map(without_recomputation, ranks.values())) for ranks in opened]
-    single = [
-        next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
-    ]
-    layouts, notes, given = _layouts(texts, sides)
+    single = [next(iter(ranks.values())).run if side.world == 1 else None
+              for ranks, side in zip(opened, sides, strict=True)]  # fmt: skip
+    layouts, hows, wrong = _layouts(texts, sides)
+    known = zip(("target", "golden"), sides, layouts, hows, strict=True)
+    notes = [f"{word}: {side.world} ranks, layout {layout} ({how})" for word, side, layout, how in known if how]
+    lost += wrong if name == DUMP else []
     for at, side in enumerate(sides):
-        if given[at] and name == DUMP:
-            facts = contradictions(layouts[at], opened[at], single[1 - at])
+        if name == DUMP:
+            facts = contradictions(layouts[at], opened[at], single[1 - at]) if hows[at] == _GIVEN else []
             lost += [f"{side.root}: layout {layouts[at]}: {fact}" for fact in facts]
+            notes += unlike_types(opened[at], layouts[at], single[1 - at])
     micro = _micro_batches(opened, layouts)
     runs: list[Run] = []
     for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
@@ -461,9 +490,8 @@ def _biases(comparison: Comparison, first: Divergence) -> list[str]:
     off = abs(means[0] - means[1] - (whole.layout.tp - 1) * bias)
     if off > _SAME_MEAN * scale or abs(bias) < _BIASED * scale:
         return []
-    return [
-        f"it is off by {whole.layout.tp - 1} times the bias: each of {whole.layout.tp} ranks adds it before the sum"
-    ]
+    tp = whole.layout.tp
+    return [f"it is off by {tp - 1} times the bias: each of {tp} ranks adds it before the sum"]
 
 
 def _one_factor(comparison: Comparison) -> list[str]:
@@ -482,7 +510,7 @@ def _one_factor(comparison: Comparison) -> list[str]:
                                 ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
              if size > 1}  # fmt: skip
     why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
-    told = f", as many as {why[0]}" if why else ""
+    told = f", as many as {' and '.join(why)}" if why else ""
     return [f"the gradients of all {len(factors):,} parameters are {usual:.4g} times golden's{told}"]
 
 
@@ -536,35 +564,32 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str], list[bool]]:
-    """The layout of each side, what is said of them, and whether they were given: else the dumps of all ranks tell."""
+def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str], list[str]]:
+    """The layout of each side, how it is known (the dumps of all ranks tell if it was not given), and what is wrong."""
     many = [at for at, side in enumerate(sides) if side.world > 1]
     if len(texts) == 1 and len(many) == 1:
         texts = (texts[0], "") if many == [0] else ("", texts[0])
-    layouts, notes, given = [], [], []
+    layouts, hows, wrong = list[Layout](), [], []
     for at, side in enumerate(sides):
         text, where = texts[at] if at < len(texts) else "", str(side.root)
-        given.append(bool(text))
+        how, (layout, mistake) = _GIVEN, given_layout(text, side.world, where)
         if side.world == 1:
-            layouts.append(Layout(1, 1, 1))
-            continue
-        layout, how = layout_for(read_sizes(text), side.world, where) if text else None, "as given"
-        if layout is None or layout.ep > 1:
+            layout, how = Layout(1, 1, 1), ""
+        elif layout is None or layout.ep > 1:
             other, ranks = sides[1 - at], open_ranks(side.files(DUMP), [])
             alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
-            if layout is not None:
-                layout = with_experts(layout, ranks, alone)
-            else:
-                words = _words_of(other) if other.world > 1 else None
-                layout, how = find_layout(ranks, alone, side.world, where, words)
+            if layout is None:
+                layout, how = find_layout(ranks, alone, side.world, where, _words_of(other), mistake)
+            layout = with_experts(layout, ranks, alone) if how == _GIVEN else layout
         layouts.append(layout)
-        notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
-    return layouts, notes, given
+        hows.append(how)
+        wrong += [f"{mistake}; compared as {layout}{f' ({how})' * bool(how)}"] if mistake else []
+    return layouts, hows, wrong
 
 
 def _words_of(side: StepRanks) -> tuple[int, ...] | None:
-    """The shape of the words that the first readable rank was given."""
-    for file in side.files(DUMP).values():
+    """The shape of the words that the first readable rank was given, where there are several."""
+    for file in side.files(DUMP).values() if side.world > 1 else ():
         with suppress(TwinProbeError):
             return token_shape(open_run(file))
     return None

@@ -28,11 +28,13 @@ _MOST_COPIES = 0.9  # of the parameters of replicas: others may be wrong
 
 
 def find_layout(
-    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, words: Shape | None = None
-) -> tuple[Layout, str]:
+    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, words: Shape | None = None,
+    mistake: BadInput | None = None,
+) -> tuple[Layout, str]:  # fmt: skip
     """The layout of the ranks, and how it is known; BadInput where nothing tells.
 
-    ``words`` is the shape of those that a rank of the other run was given, where that run has several ranks too.
+    ``words`` is the shape of those that a rank of the other run was given, where that run has several ranks too;
+    ``mistake`` is what is wrong with the layout that was given, and is told where nothing else tells one.
     """
     headers = [dump.header for dump in ranks.values()]
     sizes = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
@@ -50,7 +52,8 @@ def find_layout(
         uncut = own is words if None in (own, words) else own[1:2] == words[1:2]  # type: ignore[index]
         if uncut and _hold_the_same(ranks):
             return layout_for({"dp": world}, world, where), "found: all ranks hold the same parameters"
-        raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
+        raise mistake or BadInput(f"how its {world} ranks are laid out is not recorded", where=where,
+                                  hint="say it: --layout tp=2")  # fmt: skip
     lists = _compare_shapes(list(ranks.values()), other, world, sizes) if other is not None else ()
     for name, size in named.items():
         sizes[name] = max(sizes.get(name, 1), size)
@@ -59,8 +62,8 @@ def find_layout(
         model *= sizes.get(name, 1)
     if world % model:
         told = ",".join(f"{name}={size}" for name, size in sizes.items())
-        raise BadInput(f"its {world} ranks look like {told}, which does not multiply to them", where=where,
-                       hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
+        raise mistake or BadInput(f"its {world} ranks look like {told}, which does not multiply to them", where=where,
+                                  hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
     layout = replace(layout_for(sizes, world, where), experts=lists)
     return layout, "recorded" if named and other is None else "found"
 
@@ -121,6 +124,30 @@ def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | N
     if layout.ep > 1 and own and not experts_in(first.run.ops, layout.experts):
         found.append("expert parallel ranks hold some of the experts, but no list of experts was recorded")
     return found
+
+
+def unlike_types(ranks: Mapping[int, RankDump], layout: Layout, other: Run | None) -> list[str]:
+    """Ranks that compute in another type than those that run the same part of the program; ``other`` is one process."""
+    import polars as pl
+
+    tables = []
+    for rank, dump in ranks.items():
+        place, table = layout.place(rank), dump.run.table
+        floats = table.filter((pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("float"))
+        tables.append(floats.select("name", "dtype", rank=pl.lit(rank), part=pl.lit(f"{place.pp} {place.ep}")))
+    rows = pl.concat(tables).with_columns(types=pl.col("dtype").n_unique().over("part", "name"))
+    rows = rows.filter(pl.col("types") > 1)
+    if rows.is_empty():
+        return []
+    first = rows.filter((pl.col("name") == rows["name"][0]) & (pl.col("part") == rows["part"][0]))
+    name = rows["name"][0].replace("Module.module.", "Module.", 1)  # a wrapper is no part of it
+    goal = other.table.filter(other.table["name"] == name)["dtype"].to_list() if other is not None else []
+    usual = goal[0] if goal and goal[0] in first["dtype"] else first["dtype"].mode().sort()[0]
+    odd = first.filter(pl.col("dtype") != usual)
+    count, types = rows["name"].n_unique(), [str(dtype).rpartition(".")[2] for dtype in (odd["dtype"][0], usual)]
+    more = f" and {count - 1:,} more" if count > 1 else ""
+    who = f"{'ranks' if odd.height > 1 else 'rank'} {', '.join(map(str, sorted(odd['rank'])[:8]))}"
+    return [f"{name}{more}: {types[0]} on {who}, {types[1]} on others: they compute in different types"]
 
 
 def _mesh_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -111,6 +111,14 @@ def layout_for(sizes: dict[str, Any], ranks: int, where: str) -> Layout:
                   sizes.get("order", DEFAULT_ORDER), sizes.get("cp", 1), sizes.get("ep", 1))  # fmt: skip
 
 
+def given_layout(text: str, ranks: int, where: str) -> tuple[Layout | None, BadInput | None]:
+    """The layout that a text such as ``tp=2`` names, or why it is none of so many ranks; neither for an empty one."""
+    try:
+        return (layout_for(read_sizes(text), ranks, where) if text else None), None
+    except BadInput as error:
+        return None, error
+
+
 def layouts_of(document: dict[str, Any], *, golden: bool) -> Layouts:
     """The layouts that ``parallel_merge`` of a compare.json names, for both sides."""
     if not document:

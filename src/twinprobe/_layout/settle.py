@@ -224,8 +224,9 @@ class _Side:
             return
         for stat, value in zip(STATS, wrong[0].stats, strict=True):
             self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, str(value)
-        name, ranks = self.whole.table["name"][row], numbers_of([piece.rank for piece in wrong])
-        self.whole.findings.append(f"{name}: rank {ranks}'s {SETTING} from the others")
+        own = " from the others" if len(wrong) < len(self.whole.pieces_of(row)) else ", none has golden's"
+        ranks = f"rank{'s' * (len(wrong) > 1)} {numbers_of([piece.rank for piece in wrong])}"
+        self.whole.findings.append(f"{self.whole.table['name'][row]}: {ranks}'s {SETTING}{own}")
 
     def _settle_value(self, row: int, partner: int) -> None:
         """A whole number that counts what is split, such as a size given to view, counts all of it."""
@@ -595,6 +596,5 @@ class _Side:
     def _tell(self) -> None:
         whole = self.whole
         whole.assumed += [f"{count:,} value{'s' * (count > 1)} {way}" for way, count in sorted(self.ways.items())]
-        if self.unfit:
-            more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
-            whole.assumed.append(f"not put together: {self.unfit[0]}{more}")
+        more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
+        whole.assumed += [f"not put together: {self.unfit[0]}{more}"] if self.unfit else []
