@@ -41,6 +41,7 @@ from twinprobe._layout.pieces import (
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
 from twinprobe._layout.shared import (
+    after_backward,
     common_shapes,
     copied_weights,
     cut_lookups,
@@ -182,8 +183,8 @@ class _Side:
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
-            if row in self.positions:
-                self._nothing(row, "each rank counts the places of its own batch")
+            if row in self.of_ranks:
+                self._nothing(row, self.of_ranks[row])
                 continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             if self.goals is not None:
@@ -224,8 +225,8 @@ class _Side:
             return
         for stat, value in zip(STATS, wrong[0].stats, strict=True):
             self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, str(value)
-        name, ranks = self.whole.table["name"][row], numbers_of([piece.rank for piece in wrong])
-        self.whole.findings.append(f"{name}: rank {ranks}'s {SETTING} from the others")
+        ranks = numbers_of([piece.rank for piece in wrong])
+        self.whole.findings.append(f"{self.whole.table['name'][row]}: rank {ranks}'s {SETTING} from the others")
 
     def _settle_value(self, row: int, partner: int) -> None:
         """A whole number that counts what is split, such as a size given to view, counts all of it."""
@@ -235,10 +236,8 @@ class _Side:
             return
         if _ARITHMETIC.search(self.whole.pieces["op"][row]):
             return  # a factor counts nothing
-        layout = self.whole.layout
-        sizes = [layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro]
-        products = {1}
-        for size in sizes:
+        layout, products = self.whole.layout, {1}
+        for size in (layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro):
             products |= {size * one for one in products}
         if goal // mine in products:
             for stat in STATS:
@@ -451,9 +450,10 @@ class _Side:
         return along(self.whole.pieces_of(row), AXES.index("tp"))
 
     @cached_property
-    def positions(self) -> set[int]:
-        """Places of elements in a batch of which each rank has a part: each counts from the beginning of its own."""
-        return own_positions(self.whole) if any(axis in self.shares for axis in BATCH_AXES) else set()
+    def of_ranks(self) -> dict[int, str]:
+        """Values that mean nothing beyond a rank, and why."""
+        found = own_positions(self.whole) if any(axis in self.shares for axis in BATCH_AXES) else {}
+        return found | (after_backward(self.whole) if self.goals is not None else {})
 
     @cached_property
     def vocabulary(self) -> set[str]:

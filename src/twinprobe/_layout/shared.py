@@ -25,7 +25,7 @@ from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
-from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
@@ -129,7 +129,7 @@ def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) ->
     return ZIGZAG
 
 
-def own_positions(whole: Whole) -> set[int]:
+def own_positions(whole: Whole) -> dict[int, str]:
     """The rows of places in a rank's own part of the batch (``nonzero``), where they are made and where read."""
     made: set[tuple[str, ...]] = set()
     found: set[int] = set()
@@ -145,7 +145,24 @@ def own_positions(whole: Whole) -> set[int]:
             made.add(own)
         if own in made:
             found.add(row)
-    return found
+    return dict.fromkeys(found, "each rank counts the places of its own batch")
+
+
+def after_backward(whole: Whole) -> dict[int, str]:
+    """The rows of functions and collectives that a program calls between backward and the optimizer's step.
+
+    Layouts by hand sum gradients there over all ranks and divide by their number, in as many calls as a rank has
+    parameters: neither agrees between runs of other numbers of ranks. What becomes of them stands in optimizer.json.
+    """
+    own: set[str] = set()
+    for run in (dump.run for dump in whole.ranks.values()):  # the whole run has another order
+        backward = [at for at, op in enumerate(run.op_names) if op.direction == BACKWARD]
+        calls = list(zip(run.ops, run.op_names, strict=True))[max(backward, default=len(run.ops)) + 1 :]
+        own |= {
+            name for name, op in calls if not op.is_module and op.direction == FORWARD and not run.parents.get(name)
+        }
+    rows = [row for row, op in enumerate(whole.pieces["op"].to_list()) if op in own]
+    return dict.fromkeys(rows, "it is called after backward, for a rank's own gradients")
 
 
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
