@@ -243,3 +243,22 @@ def test_sums_of_gradients_over_other_numbers_of_ranks(
     code = main([*command, "--layout", "dp=4", "dp=2", "--fail-on", "error"])
     capsys.readouterr()
     assert code == (0 if after else 1)
+
+
+@pytest.mark.parametrize(("world", "layout"), [(2, "tp=2"), (4, "tp=2,cp=2")])
+def test_ranks_that_cut_parameters_may_cut_sequences_too(
+    world: int, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sequence parallel ranks look up their own words. Context parallel ones are others than the tensor parallel."""
+    generator = np.random.default_rng(22)
+    words, table = generator.integers(0, 16, (2, 8)), generator.standard_normal((16, 8), dtype=np.float32)
+    weight = generator.standard_normal((16, 8), dtype=np.float32)
+    for side, count in (("g", 1), ("t", world)):
+        cut = min(count, 2)
+        for rank in range(count):
+            own = np.ascontiguousarray(np.split(words, cut, axis=1)[rank // (count // cut)])
+            calls = {"Module.wte.Embedding.forward.0": {"input.0": own, "parameters.weight": table},
+                     UP: {"parameters.weight": np.split(weight, cut)[rank % cut]}}  # fmt: skip
+            record(tmp_path / side / "step0" / (f"rank{rank}" if side == "t" else "proc1"), calls)
+    notes = compared(tmp_path, capsys, "")["notes"]
+    assert f"target: {world} ranks, layout {layout} (found)" in notes
