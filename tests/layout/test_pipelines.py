@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +180,27 @@ def test_functions_of_stages_that_take_turns(tmp_path: Path, capsys: pytest.Capt
     result = compared(tmp_path, capsys)["step0/whole"]
     assert result["first"] is None
     assert result["verdicts"] == {"pass": 24, "warning": 0, "error": 0}
+
+
+def test_a_pipeline_is_known_that_is_imported_while_recording(tmp_path: Path) -> None:
+    program = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from twinprobe.torch import record
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meet", rank=0, world_size=1)
+model = nn.Sequential(nn.Linear(4, 4))
+with record(model, sys.argv[1], level="L0") as recording:
+    assert "torch.distributed.pipelining.stage" not in sys.modules
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+    ScheduleGPipe(stage, 2, loss_fn=nn.functional.mse_loss).step(torch.ones(4, 4), target=torch.ones(4, 4))
+    recording.step()
+assert not any(type(one).__name__ == "PipelineStages" for one in sys.meta_path)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "dump")], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "dump" / "step0" / "rank0"
+    assert json.loads((folder / "layout.json").read_text())["pipeline"]["micro_batches"] == 2
+    calls = [name for name in json.loads((folder / "dump.json").read_text())["data"] if ".Linear.forward." in name]
+    assert len(calls) == 2

@@ -13,6 +13,8 @@ from test_wrong_ranks import record
 from twinprobe._cli import main
 
 UP, MUL, DOWN = "Module.mlp.up.Linear.forward.0", "Tensor.__mul__.0.forward", "Module.mlp.down.Linear.forward.0"
+BLOCK, LEFT, RIGHT = (f"Module.block{path}.forward.0" for path in (".Block", ".left.Linear", ".right.Linear"))
+NEXT, ADD, SUM = "Module.next.Norm.forward.0", "Tensor.__add__.0.forward", "Distributed.all_reduce.0.forward"
 TOTAL = "Optimizer.total_norm.SGD.0.forward"
 
 
@@ -176,3 +178,64 @@ def test_a_rank_that_is_missing_has_not_skipped_its_update(tmp_path: Path, capsy
     found = compared(tmp_path, capsys, code=2)
     assert [one["first"] for one in found.values()] == [None, None]
     assert not any("does not update" in note for one in found.values() for note in one["notes"])
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_two_layers_share_one_reduction(
+    missing: bool, level: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Attention and an MLP side by side: each gives a part of a sum. What is wrong later is not theirs."""
+    hidden, weights = random(1, 16, 64), [random(2 + at, 32, 64) for at in range(2)]
+    for side, ranks in (("g", ["proc1"]), ("t", ["rank0", "rank1"])):
+        parts = [[np.ascontiguousarray(one) for one in np.split(value, len(ranks), axis=1)]
+                 for value in (hidden, *weights)]  # fmt: skip
+        outputs = [[x @ weight.T for x, weight in zip(parts[0], own, strict=True)] for own in parts[1:]]
+        total = np.sum(outputs, axis=(0, 1), dtype=np.float32)
+        for at, rank in enumerate(ranks):
+            own, later = [one[at] for one in outputs], np.float32(1.25 if side == "t" else 1.0)
+            both, given = own[0] + own[1], own[0] + own[1] if missing else total
+            calls: dict[str, Any] = {
+                path: {"input.0": parts[0][at], "parameters.weight": weight[at], "output.0": output}
+                for path, weight, output in zip((LEFT, RIGHT), parts[1:], own, strict=True)
+            }
+            if level == "mix":
+                calls[ADD] = {"input.0": own[0], "input.1": own[1], "output.0": both}
+                if side == "t":
+                    calls[SUM] = {"input.0": random(9, 4) if missing else both, "output.0": given}
+            calls |= {
+                BLOCK: {"input.0": parts[0][at], "output.0": given},
+                NEXT: {"input.0": given, "output.0": given * later},
+            }
+            parents = {name: BLOCK if name not in (BLOCK, NEXT) else None for name in calls}
+            place = tmp_path / side / "step0" / rank
+            record(place, calls, parents=parents)
+            file = place / "dump.json"
+            file.write_text(file.read_text().replace('"level": "mix"', f'"level": "{level}"'))
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--layout", "tp=2"]) == 0
+    first = json.loads(capsys.readouterr().out)["ranks"][0]["first"]
+    if missing:
+        assert "golden's is the sum of what ranks 0, 1 hold, but nothing adds them up" in first["sentence"]
+    else:
+        assert first["op"] == NEXT
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_each_rank_counts_its_own_places(shifted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program counts from zero on each context parallel rank, and adds where the rank's part begins."""
+    places, values = np.arange(16), random(5, 16, 8)
+    for side, count in (("g", 1), ("t", 2)):
+        for rank, (own, value) in enumerate(zip(np.split(places, count), np.split(values, count), strict=True)):
+            begin = 0 if shifted and rank else own[0]
+            table = values[begin : begin + len(own)] if shifted else value
+            calls = {"Tensor.__add__.0.forward": {"input.0": np.arange(len(own)), "output.0": own - own[0] + begin},
+                     "Module.position.Embedding.forward.0": {"output.0": table}}  # fmt: skip
+            record(tmp_path / side / "step0" / (f"rank{rank}" if side == "t" else "proc1"), calls)
+            name = tmp_path / side / "step0" / (f"rank{rank}" if side == "t" else "proc1") / "layout.json"
+            name.write_text(json.dumps({"rank": rank, "world_size": count, "sizes": {"cp": count}}))
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--layout", "cp=2"]) == 0
+    first = json.loads(capsys.readouterr().out)["ranks"][0]["first"]
+    assert (first is None) is not shifted
+    assert first is None or "input.0" not in first["sentence"]

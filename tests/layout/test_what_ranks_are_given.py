@@ -220,3 +220,45 @@ def test_rounding_of_a_parameter_does_not_come_before_a_gradient(
         record(tmp_path / folder, calls, name="optimizer")
     first = optimizers(tmp_path, capsys, "dp=2")["first"]
     assert (first["op"], first["argument"]) == ("Optimizer.layers.0.weight.SGD.0.forward", "input.0")
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_sums_of_gradients_over_other_numbers_of_ranks(
+    after: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program adds gradients up after backward, over two ranks or four. What it does before backward is compared."""
+    generator = np.random.default_rng(21)
+    weight, words, up = (generator.standard_normal(shape, dtype=np.float32) for shape in ((16, 8), (8, 8), (8, 16)))
+    whole, back = up.T @ words / np.float32(8), "Module.up.Linear.backward.0"
+    for side, count in (("t", 4), ("g", 2)):
+        for rank, (own, grad) in enumerate(zip(np.split(words, count), np.split(up, count), strict=True)):
+            gradient = grad.T @ own / np.float32(len(own))
+            reduced = {"input.0": gradient, "output.0": whole * np.float32(count)}
+            calls = [("Module.up.Linear.forward.0", {"parameters.weight": weight, "output.0": own @ weight.T}),
+                     (back, {"output.0": grad * count}), ("Distributed.all_reduce.0.forward", reduced)]  # fmt: skip
+            if not after:
+                calls = [calls[0], calls[2], calls[1]]
+            record(tmp_path / side / "step0" / f"rank{rank}", dict(calls))
+    command = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--csv"]
+    code = main([*command, "--layout", "dp=4", "dp=2", "--fail-on", "error"])
+    capsys.readouterr()
+    assert code == (0 if after else 1)
+
+
+@pytest.mark.parametrize(("world", "layout"), [(2, "tp=2"), (4, "tp=2,cp=2")])
+def test_ranks_that_cut_parameters_may_cut_sequences_too(
+    world: int, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sequence parallel ranks look up their own words. Context parallel ones are others than the tensor parallel."""
+    generator = np.random.default_rng(22)
+    words, table = generator.integers(0, 16, (2, 8)), generator.standard_normal((16, 8), dtype=np.float32)
+    weight = generator.standard_normal((16, 8), dtype=np.float32)
+    for side, count in (("g", 1), ("t", world)):
+        cut = min(count, 2)
+        for rank in range(count):
+            own = np.ascontiguousarray(np.split(words, cut, axis=1)[rank // (count // cut)])
+            calls = {"Module.wte.Embedding.forward.0": {"input.0": own, "parameters.weight": table},
+                     UP: {"parameters.weight": np.split(weight, cut)[rank % cut]}}  # fmt: skip
+            record(tmp_path / side / "step0" / (f"rank{rank}" if side == "t" else "proc1"), calls)
+    notes = compared(tmp_path, capsys, "")["notes"]
+    assert f"target: {world} ranks, layout {layout} (found)" in notes

@@ -289,3 +289,16 @@ def test_a_buffer_that_one_rank_alone_has_otherwise_is_a_copy(
     assert first["op"] == batch_norm
     assert ("rank 1's replica differs from the others" in first["sentence"]) == (wrong == (1,))
     assert (first["argument"] == "input.1") == (wrong == (1,))
+
+
+def test_all_ranks_that_gather_a_wrong_shard_are_named(
+    arrays: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two data parallel pairs of tensor parallel ranks: nobody knows which of the two held what is wrong."""
+    weight, words = arrays
+    record(tmp_path / "g" / "step0" / "proc1", {UP: layer(weight, words)})
+    for rank in range(4):
+        own = np.split(weight, 2)[rank % 2] * np.float32(1.0 if rank % 2 else 0.5)
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: layer(own, np.split(words, 2)[rank // 2])})
+    first = compared(tmp_path, capsys, "tp=2,dp=2")["first"]
+    assert first["sentence"].endswith("the shards of ranks 0, 2 differ")

@@ -444,7 +444,7 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         return None
     pairs = comparison.evidence.pairs
     given = pairs["t_name"].str.contains(r"\.input\.") & pairs["t_dtype"].str.contains("int")
-    given &= ~pairs["t_name"].str.contains(_PLACES)
+    given &= ~pairs["t_name"].str.contains(_PLACES) & pairs["t_max"].is_not_null()
     rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
     columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
     for order, row, partner, name, other in columns.iter_rows():

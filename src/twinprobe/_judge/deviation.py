@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import Family, is_smooth, operation_of
+from twinprobe._judge.operations import RUNNING_MEAN, RUNNING_VARIANCE, Family, is_smooth, operation_of
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import CONTAINERS, FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
@@ -455,6 +455,34 @@ def of_few(pairs: pl.DataFrame, values: Values) -> Floats:
     gap = np.where(values.epsilon < COARSE, np.nan_to_num(gap, posinf=0.0), 0.0)
     found: Floats = np.maximum(gap, 0.0) * values.elements
     return found
+
+
+def of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
+    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
+    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
+    mean, variance = (
+        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
+        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
+    )
+    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
+    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
+    error, rms = np.zeros((2, len(flow.ops) + 1))
+    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
+    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
+    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
+    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
+
+
+def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
+    further apart than noise comes: scores that were masked out are no longer there to choose."""
+    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
+    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
+    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
+    unsure[flow.of_row[inputs & far]] = False
+    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
+    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
+    return flips
 
 
 def hidden_drift(pairs: pl.DataFrame, flow: Flow, furthest: float) -> Floats:

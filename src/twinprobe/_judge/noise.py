@@ -26,9 +26,11 @@ from twinprobe._judge.deviation import (
     arrived,
     behind_norms,
     drift_of,
+    flips_of,
     gave_inside,
     hidden_drift,
     of_few,
+    of_running_statistics,
     pooled,
     values_of,
 )
@@ -36,8 +38,6 @@ from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     ADAPTIVE,
     OTHER_MODULE,
-    RUNNING_MEAN,
-    RUNNING_VARIANCE,
     Family,
     hidden_precision,
     is_inverse,
@@ -163,9 +163,9 @@ def expected_errors(
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
-    running = _of_running_statistics(pairs, flow, values, depth * grain)
-    beside = np.fmax(running, _beside(flow, values, grain))
-    allowed = np.fmax(np.hypot(allowed, _long_sums(flow, values, operands, grain)), beside)
+    running = of_running_statistics(pairs, flow, values, depth * grain)
+    allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
+    allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
@@ -188,7 +188,7 @@ def expected_errors(
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     return Noise(
-        error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values, far),
+        error, expected, times, shown, abnormal, matters, far, values.masked, flips_of(flow, values, far),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
 
@@ -348,34 +348,6 @@ def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
         np.maximum.at(most, value, np.where(around > 0, largest[around], 0.0))
         lost[entering] = 4 * ROUNDING * grain[entering] * most[value]
     return lost
-
-
-def _of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
-    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
-    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
-    mean, variance = (
-        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
-        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
-    )
-    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
-    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
-    error, rms = np.zeros((2, len(flow.ops) + 1))
-    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
-    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
-    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
-    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
-
-
-def _flips(flow: Flow, values: Values, far: Bools) -> Bools:
-    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
-    further apart than noise comes: scores that were masked out are no longer there to choose."""
-    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
-    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
-    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
-    unsure[flow.of_row[inputs & far]] = False
-    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
-    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
-    return flips
 
 
 def _grain(flow: Flow, epsilon: Floats) -> Floats:

@@ -253,5 +253,7 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
     sizes["tp"] = gcd(world, max(shrunk)) if max(shrunk) > 1 else 1
     tokens, goal = token_shape(dumps[0].run), token_shape(other)
     if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
-        sizes["cp"] = goal[1] // tokens[1]
+        size, model = goal[1] // tokens[1], sizes["tp"] * sizes["pp"] * sizes.get("ep", 1)
+        # Where there are no ranks for it beside those that cut the parameters, these cut the sequence too.
+        sizes |= {"cp": size} if size != sizes["tp"] or world % (model * size) == 0 else {}
     return lists

@@ -129,7 +129,7 @@ def _adds_up(whole: Known, goal: Stats, choices: Sequence[Known | None]) -> bool
 def shared_by(pieces: Sequence[Piece]) -> int:
     """How many ranks in a row hold copies of a part, where not all ranks do: 1 if none."""
     ranks = len({piece.place[_TP] for piece in pieces})
-    for count in range(ranks - 1, 1, -1):
+    for count in range(ranks, 1, -1):
         if ranks % count == 0 and all(map(same, groups_of(pieces, count))):
-            return count
+            return count if count < ranks else 1
     return 1

@@ -46,8 +46,11 @@ from twinprobe._layout.shared import (
     cut_lookups,
     cut_modules,
     divided_before,
+    handed_on_as_copies,
+    of_other_numbers,
     order_of_sequences,
     own_positions,
+    parts_of_sums,
     shared_gradients,
     shares_of,
     total_norms,
@@ -55,8 +58,8 @@ from twinprobe._layout.shared import (
 )
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches, sum_and_bias
-from twinprobe._runs.names import BACKWARD, TOTAL_NORM, parse_op
-from twinprobe._runs.run import Run
+from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
+from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
@@ -125,8 +128,6 @@ class _Side:
             self.partner |= copied_weights(whole, self.partner)
             self.shared = shared_gradients(whole, other, self.partner)
 
-    # -- what is known before any row is looked at -------------------------------------------------------------------
-
     def _reductions(self) -> dict[Any, int] | None:
         """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; or None."""
         import polars as pl
@@ -143,7 +144,7 @@ class _Side:
             if roles[row] == INPUT and self.whole.table["kind"][row] == TENSOR:
                 for pieces_of in along(self.whole.pieces_of(row), AXES.index("tp")):
                     found.setdefault(signature(pieces_of), outputs.get(op, -1))
-        return found
+        return parts_of_sums(self.whole, found)
 
     def _add_shared(self) -> None:
         """Give all gradients of a weight that stages share their sum."""
@@ -158,8 +159,6 @@ class _Side:
                 for row in rows:
                     self._take(row, self.partner[row], whole)
                 self.ways["(gradients of a weight that stages share) added up"] += len(rows)
-
-    # -- the rows ----------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Settle every row, and write what is known into the run's table."""
@@ -182,8 +181,8 @@ class _Side:
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
-            if row in self.positions:
-                self._nothing(row, "each rank counts the places of its own batch")
+            if row in self.of_ranks:
+                self._nothing(row, self.of_ranks[row])
                 continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             if self.goals is not None:
@@ -236,10 +235,8 @@ class _Side:
             return
         if _ARITHMETIC.search(self.whole.pieces["op"][row]):
             return  # a factor counts nothing
-        layout = self.whole.layout
-        sizes = [layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro]
-        products = {1}
-        for size in sizes:
+        layout, products = self.whole.layout, {1}
+        for size in (layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro):
             products |= {size * one for one in products}
         if goal // mine in products:
             for stat in STATS:
@@ -271,12 +268,11 @@ class _Side:
                 return
         weight = role in (PARAMETER, GRADIENT) or self.optimizer
         copies = tuple(all(same(line) for line in along(blocks, axis)) for axis in range(len(AXES)))
-        if any(block.shape is None for block in blocks):
+        places = tuple((block.place, block.shape) for block in blocks if block.shape is not None)
+        if len(places) < len(blocks):
             self._nothing(row, "a piece has no shape")
             return
-        way = fitting_way(
-            tuple((block.place, block.shape) for block in blocks if block.shape is not None), goal, copies, weight
-        )
+        way = fitting_way(places, goal, copies, weight)
         shared = repeats(blocks, goal, weight=weight) if way is None else None
         if shared is not None:
             count, way = shared
@@ -335,10 +331,8 @@ class _Side:
             owners = by_micro[piece.place[0]]
             node = of_placement(owners, placement)
             if node is None:
-                missing = [rank for rank in placement.mesh if rank not in owners]
-                why = (
-                    f"rank {numbers_of(missing)} of its mesh is missing" if missing else "its pieces do not just add up"
-                )
+                lost = [rank for rank in placement.mesh if rank not in owners]
+                why = f"rank {numbers_of(lost)} of its mesh is missing" if lost else "its pieces do not just add up"
                 self._nothing(row, why)
                 return None
             self._check_replicas(row, owners, placement)
@@ -381,8 +375,7 @@ class _Side:
 
     def _groups(self, block: Piece, way: Any) -> int:
         """Where batch and sequence are one dimension, as many stretches as the batch has sequences."""
-        tokens = self._tokens
-        dim = way[AXES.index("cp")]
+        tokens, dim = self._tokens, way[AXES.index("cp")]
         if tokens is None or dim < 0 or block.shape is None or block.shape[dim] != prod(tokens):
             return 1
         return tokens[0]
@@ -410,25 +403,31 @@ class _Side:
         return ""
 
     def _is_partial(self, row: int, line: list[Piece], role: int) -> bool:
-        """Whether values of tensor parallel ranks are parts of a sum: a reduction takes them.
+        """Whether values of tensor parallel ranks are parts of a sum: a reduction takes them, or the sum of several.
 
-        Where no collective was recorded, gradients of parameters are (sequence parallel ranks add them up later), and
-        so is what the module around hands on as copies. So is the gradient that leaves a module of which each rank has
-        a part, unless the next one takes it as it is: then nothing has added it up.
+        Gradients of parameters are (sequence parallel ranks add them up later), where optimizers tell what became of
+        them or no collective was recorded; and there so is what a module around hands on as copies, unless another call
+        takes it as it is. So is the gradient that leaves a module of which each rank has a part: backward adds several.
         """
-        own = signature(line)
-        if self.reduced is not None:
-            return own in self.reduced
-        if role == INPUT:
-            return own in self.partial
-        op = self.whole.pieces["op"][row]
-        above = self.outputs.get(self.whole.parents.get(op) or "")
-        partial = role == GRADIENT or (above is not None and all(map(same, self._lines(above))))
-        if not partial and f".{BACKWARD}" in op and parse_op(op).body in self.cut:
-            partial = own not in self.taken
+        own, op = signature(line), self.whole.pieces["op"][row]
+        if role == INPUT or (self.reduced is not None and own in self.reduced):
+            return own in (self.partial if self.reduced is None else self.reduced)
+        module = parse_op(op if is_module(op) else self.whole.parents.get(op) or op).body
+        back, told = f".{BACKWARD}" in op, (self.whole.ranks[line[0].rank].folder / OPTIMIZER_FILE).is_file()
+        partial = role == GRADIENT or (back and (module, line[0].shape) in self.parameters)
+        partial = partial and (self.reduced is None or told)
+        if not partial and own not in self.taken:
+            copied = self.reduced is None and handed_on_as_copies(self.whole, op, self.outputs, self.taken)
+            partial = copied or (back and module in self.cut)
         if partial:
             self.partial.add(own)
         return partial
+
+    @cached_property
+    def parameters(self) -> set[Any]:
+        """Modules with the shapes of their parameters."""
+        rows = [row for row, role in enumerate(self.whole.table["role"].to_list()) if role == PARAMETER]
+        return {(parse_op(self.whole.pieces["op"][row]).body, self.whole.pieces_of(row)[0].shape) for row in rows}
 
     @cached_property
     def cut(self) -> set[str]:
@@ -437,24 +436,25 @@ class _Side:
 
     @cached_property
     def taken(self) -> set[Any]:
-        """What calls take as it is in backward, by the statistics of all ranks."""
-        rows = zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True)
-        taken = [row for row, (op, role) in enumerate(rows) if role == INPUT and f".{BACKWARD}" in op]
-        return {signature(line) for row in taken for line in self._lines(row)}
+        """What calls take as it is, by the statistics of all ranks."""
+        rows = [row for row, role in enumerate(self.whole.table["role"].to_list()) if role == INPUT]
+        return {signature(line) for row in rows for line in self._lines(row)}
 
     @cached_property
     def outputs(self) -> dict[str, int]:
         """The row of each call's first output."""
-        rows = enumerate(zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True))
-        return {op: row for row, (op, role) in reversed(list(rows)) if role == OUTPUT}
+        rows = [*zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True)]
+        return {rows[at][0]: at for at in reversed(range(len(rows))) if rows[at][1] == OUTPUT}
 
     def _lines(self, row: int) -> list[list[Piece]]:
         return along(self.whole.pieces_of(row), AXES.index("tp"))
 
     @cached_property
-    def positions(self) -> set[int]:
-        """Places of elements in a batch of which each rank has a part: each counts from the beginning of its own."""
-        return own_positions(self.whole) if any(axis in self.shares for axis in BATCH_AXES) else set()
+    def of_ranks(self) -> dict[int, str]:
+        """Values that mean nothing beyond a rank, and why."""
+        split = any(axis in self.shares for axis in BATCH_AXES)
+        found = own_positions(self.whole, self.other, self.partner) if split else {}
+        return found | (of_other_numbers(self.whole) if self.goals is not None else {})
 
     @cached_property
     def vocabulary(self) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -20,16 +20,19 @@ from twinprobe._layout.pieces import (
     common_shape,
     fitting_way,
     same,
+    signature,
 )
-from twinprobe._layout.ranks import token_shape
+from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
-from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
+_ADDITION = re.compile(r"\.(__)?i?add(__)?_?\.\d+\.forward$")
+_IN_LIST = re.compile(r"\.(input|output)\.\d+\.\d+$")
 _LOOKUP = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
 
 
@@ -129,8 +132,11 @@ def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) ->
     return ZIGZAG
 
 
-def own_positions(whole: Whole) -> set[int]:
-    """The rows of places in a rank's own part of the batch (``nonzero``), where they are made and where read."""
+def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict[int, str]:
+    """The rows of places in a rank's own part of the batch, where they are made (``nonzero``) and where read.
+
+    So are whole numbers that count from zero on every rank (``arange``), to which a program adds where its part begins.
+    """
     made: set[tuple[str, ...]] = set()
     found: set[int] = set()
     columns = (whole.pieces["op"].to_list(), whole.table["role"].to_list(), whole.table["dtype"].to_list())
@@ -138,6 +144,8 @@ def own_positions(whole: Whole) -> set[int]:
         if "int" not in (dtype or ""):
             continue
         places = role == OUTPUT and _PLACES.search(op)
+        if role == INPUT and row in partners and all(map(_counts, pieces := whole.pieces_of(row))):
+            found |= {row} if dims(other.table["shape"][partners[row]]) != pieces[0].shape else set()
         if not places and not made:
             continue
         own = tuple(f"{piece.rank} {prod(piece.shape or ())} {piece.stats}" for piece in whole.pieces_of(row))
@@ -145,7 +153,68 @@ def own_positions(whole: Whole) -> set[int]:
             made.add(own)
         if own in made:
             found.add(row)
-    return found
+    return dict.fromkeys(found, "each rank counts the places of its own batch")
+
+
+def _counts(piece: Piece) -> bool:
+    """Whether a piece has the extremes of 0, 1, 2 ... in one dimension."""
+    return (
+        piece.shape is not None
+        and len(piece.shape) == 1 < prod(piece.shape) == (piece.stats[0] or 0) + 1
+        and (piece.stats[1] == 0)
+    )
+
+
+def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
+    """What recorded reductions take, and what was added up before to what they take: a sum of partial sums is one.
+
+    Layers whose outputs are added (attention and an MLP side by side) need one reduction for both.
+    """
+    rows = list(zip(whole.pieces["op"].to_list(), whole.table["role"].to_list(), strict=True))
+    given: dict[str, list[Any]] = defaultdict(list)
+    for row, (op, role) in reversed(list(enumerate(rows))):
+        if not _ADDITION.search(op) or whole.table["kind"][row] != TENSOR:
+            continue
+        lines = along(whole.pieces_of(row), AXES.index("tp"))
+        if role == OUTPUT:
+            given[op] = [signature(line) for line in lines]
+        elif role == INPUT and given[op] and all(one in reduced for one in given[op]):
+            reduced |= {signature(line): reduced.get(signature(line), -1) for line in lines if not same(line)}
+    return reduced
+
+
+def handed_on_as_copies(whole: Whole, op: str, outputs: Mapping[str, int], taken: Collection[Any]) -> bool:
+    """Whether a module around a call hands on copies, before another call takes what differs between ranks."""
+    around = whole.parents.get(op) or ""
+    while around in outputs:
+        lines = along(whole.pieces_of(outputs[around]), AXES.index("tp"))
+        if all(map(same, lines)):
+            return True
+        if any(signature(line) in taken for line in lines):
+            return False
+        around = whole.parents.get(around) or ""
+    return False
+
+
+def of_other_numbers(whole: Whole) -> dict[int, str]:
+    """The rows that cannot agree with those of another number of ranks, and why.
+
+    Between backward and the optimizer's step, layouts by hand sum gradients over all ranks and divide by their number,
+    in as many calls as a rank has parameters; what becomes of them stands in optimizer.json. Lists that collectives
+    fill have a piece of each rank.
+    """
+    own: set[str] = set()
+    for run in (dump.run for dump in whole.ranks.values()):  # the whole run has another order
+        backward = [at for at, op in enumerate(run.op_names) if op.direction == BACKWARD]
+        calls = list(zip(run.ops, run.op_names, strict=True))[max(backward, default=len(run.ops)) + 1 :]
+        own |= {
+            name for name, op in calls if not op.is_module and op.direction == FORWARD and not run.parents.get(name)
+        }
+    ops, names = whole.pieces["op"].to_list(), whole.table["name"].to_list()
+    lists = [row for row, name in enumerate(names) if COLLECTIVE.match(name) and _IN_LIST.search(name)]
+    found = dict.fromkeys(lists, "it is one rank's piece in a list of all ranks'")
+    rows = [row for row, op in enumerate(ops) if op in own]
+    return found | dict.fromkeys(rows, "it is called after backward, for a rank's own gradients")
 
 
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:

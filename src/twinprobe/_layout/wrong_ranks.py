@@ -82,6 +82,9 @@ def whose(
             alone = len(gaps) == len(pieces)  # what is no larger than it may be is not right for that
     if not wrong or len(wrong) == len(pieces):
         return ""
+    if whole.table["role"][row] == PARAMETER:  # data parallel ranks have copies, whoever holds what they gather
+        wrong = {at for at, piece in enumerate(pieces) for odd in (pieces[one] for one in wrong)
+                 if piece is odd or (piece.place[-1] == odd.place[-1] and same([piece, odd]))}  # fmt: skip
     ranks = sorted({pieces[at].rank for at in wrong})
     micro = sorted({pieces[at].place[0] for at in wrong})
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"

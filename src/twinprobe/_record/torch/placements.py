@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from importlib.machinery import PathFinder
 from typing import Any
 
 import torch
@@ -87,6 +88,9 @@ def flattened(models: list[torch.nn.Module]) -> dict[int, list[str]]:
     return found
 
 
+_STAGES = "torch.distributed.pipelining.stage"
+
+
 class Placements:
     """What layout.json of a step says; asked on the writer thread."""
 
@@ -156,8 +160,10 @@ class PipelineStages:
         self.known: dict[str, Any] = {}
 
     def attach(self) -> None:
-        """Watch the stages, if the program uses any."""
-        stages = sys.modules.get("torch.distributed.pipelining.stage")
+        """Watch the stages, if the program uses any: now, or once it imports them."""
+        stages = sys.modules.get(_STAGES)
+        if stages is None and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
         for home in (getattr(stages, name, None) for name in ("_PipelineStageBase", "_PipelineStage", "PipelineStage")):
             for name, make in (("_prepare_forward_infra", self._unseen), ("_prepare_backward_infra", self._unseen),
                                ("forward_one_chunk", self._counted)):  # fmt: skip
@@ -171,6 +177,24 @@ class PipelineStages:
         for home, name, original in self._wrapped:
             setattr(home, name, original)
         self._wrapped.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The stages' module as Python finds it, watched as soon as it is loaded; nothing of any other module."""
+        spec = PathFinder.find_spec(name, path, target) if name == _STAGES else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def loaded(module: Any) -> None:
+            load(module)
+            if self in sys.meta_path:  # else the recorder has stopped meanwhile
+                sys.meta_path.remove(self)
+                self.attach()
+
+        spec.loader.exec_module = loaded  # type: ignore[method-assign]
+        return spec
 
     def _unseen(self, original: Any) -> Any:
         @functools.wraps(original)
