@@ -332,6 +332,10 @@ def _compare_runs(
             f"{lost} tensors were overwritten by code that cannot be observed: they are not compared"
         )
     findings = find_differences(raw, base, matches, options.tolerance, step, _PHASES_OF[options.phase])
+    if matches.equal and differing(findings):  # equal names, but weights may be stored in another order
+        matches = match_runs(raw, base, comparison.layer_map, *paths, differ=True)
+        if not matches.equal:
+            findings = find_differences(raw, base, matches, options.tolerance, step, _PHASES_OF[options.phase])
     for run in (raw, base):
         if run.in_memory:
             run.__dict__["step"] = step  # no folder tells

@@ -52,11 +52,12 @@ class Matches:
 
 
 def match_runs(
-    raw: LiveRun, base: LiveRun, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
-) -> Matches:
-    """Pair the inputs and outputs of two recorded models."""
+    raw: LiveRun, base: LiveRun, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None, *,
+    differ: bool = False,
+) -> Matches:  # fmt: skip
+    """Pair the inputs and outputs of two recorded models. ``differ``: by equal names, they were seen to differ."""
     equal = _match_equal_runs(raw, base) if layer_map.is_empty else None
-    if equal is not None and not _apart(raw, base, (row[:2] for row in equal.rows)):
+    if equal is not None and not (differ and _apart(raw, base, (row[:2] for row in equal.rows))):
         return equal
     matches, links = Matches(), None
     board = _known_links(raw, base, layer_map, raw_paths, base_paths, matches.notes)
