@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
-import numpy as np
-
-from twinprobe._align.auto.fingerprints import APART, Prints
+from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Head, Side
 from twinprobe._align.flow import Flow, other_ways
@@ -19,9 +16,8 @@ from twinprobe._align.rows import fit_shapes, pairs_of
 from twinprobe._align.turns import REORDERED
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
-from twinprobe._measure.pair import measure_pair
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
-from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR
+from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 from twinprobe.errors import listed
 
 _MODULES = tuple(f"{container}." for container in sorted(CONTAINERS))
@@ -53,11 +49,11 @@ class Matches:
 
 def match_runs(
     raw: LiveRun, base: LiveRun, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None, *,
-    differ: bool = False,
+    apart: set[int] | None = None,
 ) -> Matches:  # fmt: skip
-    """Pair the inputs and outputs of two recorded models. ``differ``: by equal names, they were seen to differ."""
+    """Pair the inputs and outputs of two recorded models. ``apart``: calls whose weights differ."""
     equal = _match_equal_runs(raw, base) if layer_map.is_empty else None
-    if equal is not None and not (differ and _apart(raw, base, (row[:2] for row in equal.rows))):
+    if equal is not None and not apart:
         return equal
     matches, links = Matches(), None
     board = _known_links(raw, base, layer_map, raw_paths, base_paths, matches.notes)
@@ -79,8 +75,8 @@ def match_runs(
         _follow(board)
         matches.doubtful = links.doubtful if links is not None else set()
         pairs = fit_shapes(raw, base, pairs_of(board) if links is None else aligned_pairs(board, links))
-    if links is None or (links.by_place and not links.replaced):
-        _mark_reordered(board, pairs, raw, base)
+    if apart and (links is None or (links.by_place and not links.replaced)):
+        _mark_reordered(board, pairs, raw, base, apart)
     matches.notes += [note for note in board.notes if not any(word in note for word in _DUMP_NOTES)]
     rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
     matches.rows = [row for row in rows if NONE not in row[:2]]
@@ -94,32 +90,12 @@ def match_runs(
     return matches
 
 
-def _apart(raw: LiveRun, base: LiveRun, rows: Iterable[tuple[int, int]]) -> set[int]:
-    """The raw model's forward calls whose weights are far from their partners': too far for steps of an optimizer."""
-    if not (raw.in_memory and base.in_memory):
-        return set()
-    roles, ops = raw.columns["role"], raw.columns["op"]
-    found = set()
-    for row, golden_row in rows:
-        if NONE in (row, golden_row) or roles[row] != PARAMETER or not _is_forward(raw.ops[ops[row]]):
-            continue
-        one, other = raw.tensor(row), base.tensor(golden_row)
-        if one is None or other is None or one.shape != other.shape or np.array_equal(one.data, other.data):
-            continue
-        if (measure_pair(one, other).relative_norm or 0.0) > APART:
-            found.add(ops[row])
-    return found
-
-
-def _mark_reordered(board: Board, pairs: Pairs, raw: LiveRun, base: LiveRun) -> None:
+def _mark_reordered(board: Board, pairs: Pairs, raw: LiveRun, base: LiveRun, apart: set[int]) -> None:
     """Weights whose elements are in another order, where names have paired the layers and later results agree again."""
-    holders = _apart(raw, base, zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True))
-    if not holders:
-        return
     raw.measure()
     base.measure()
     flows = Flow(board.target, Prints(board.target)), Flow(board.golden, Prints(board.golden))
-    for place in other_ways(flows, pairs, sorted(holders))[1]:
+    for place in other_ways(flows, pairs, sorted(apart))[1]:
         pairs.rule[place] += REORDERED
 
 
