@@ -84,14 +84,17 @@ def _ways(target: Shape, golden: Shape) -> list[Axes]:
 def _turned_and_cut(few: Shape, many: Shape) -> list[Axes]:
     """Orders of the longer shape's axes that make up the shorter one: [N, C, H, W] and [N, H * W, C].
 
-    Only neighbours become one axis: windows of an image would fit its shape in other orders, and are none of them.
+    Only neighbours become one axis, apart from an axis between them that is moved away as a whole ([N * H * W, C]):
+    windows of an image would fit its shape in other orders, and are none of them.
     """
     if len(many) > _MOST_CUT or prod(few) != prod(many):
         return []
     found = []
     for axes in permutations(range(len(many))):
         groups = _cuts(few, axes, many)
-        if groups and all(pair[0] + 1 == pair[1] for group in groups for pair in pairwise(group)):
+        joined = sorted(axis for group in groups if len(group) > 1 for axis in group)
+        following = dict(pairwise(joined))
+        if groups and all(following.get(one) == other for group in groups for one, other in pairwise(group)):
             found.append(axes)
     return found
 

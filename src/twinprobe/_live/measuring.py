@@ -9,7 +9,6 @@ from functools import lru_cache
 from math import nan, prod
 from typing import cast
 
-from twinprobe._align.links import MEANING
 from twinprobe._align.turns import REORDERED, Candidate, find_turns
 from twinprobe._live.findings import (
     AFTER_PHASE,
@@ -218,11 +217,17 @@ class PairGaps:
             return None
         if target is not None and golden is not None:
             ways: Sequence[Sequence[int]] = [ANY_ORDER] if rule.endswith(REORDERED) else ()
-            if rule.endswith(MEANING) and target.shape != golden.shape:  # a convolution, and a product of its patches
+            # Inside, a model may keep its axes in another order, or cut them otherwise: a convolution against a product
+            # of patches, rows of tokens against [batch, tokens]. What the model itself takes and gives has one shape.
+            if target.shape != golden.shape and not self._is_of_model(row):
                 ways = find_turns([Candidate(0, target.shape, golden.shape, False, False, "")]).get(0, ())
             return (turned_like(target, ways, golden) if ways else target), golden
         self._known[pair] = self._by_statistics(row, golden_row)
         return None
+
+    def _is_of_model(self, row: int) -> bool:
+        name = parse_op(self._runs[0].ops[self._runs[0].columns["op"][row]])
+        return name.is_module and not name.body
 
     def _fused(self, rows: tuple[int, ...], golden_rows: tuple[int, ...]) -> tuple[HostTensor, HostTensor] | None:
         """The one tensor of one side and the several of the other, put together; None where some were not kept."""

@@ -6,11 +6,14 @@ import json
 from dataclasses import dataclass, field
 from math import prod
 
+from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Head, Side
-from twinprobe._align.links import NONE, Board, CallGroup, modules_meet, needs_help
+from twinprobe._align.flow import Flow, other_ways
+from twinprobe._align.links import NONE, Board, CallGroup, Pairs, modules_meet, needs_help
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import fit_shapes, pairs_of
+from twinprobe._align.turns import REORDERED
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
@@ -45,13 +48,14 @@ class Matches:
 
 
 def match_runs(
-    raw: LiveRun, base: LiveRun, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
-) -> Matches:
-    """Pair the inputs and outputs of two recorded models."""
+    raw: LiveRun, base: LiveRun, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None, *,
+    apart: set[int] | None = None,
+) -> Matches:  # fmt: skip
+    """Pair the inputs and outputs of two recorded models. ``apart``: calls whose weights differ."""
     equal = _match_equal_runs(raw, base) if layer_map.is_empty else None
-    if equal is not None:
+    if equal is not None and not apart:
         return equal
-    matches = Matches()
+    matches, links = Matches(), None
     board = _known_links(raw, base, layer_map, raw_paths, base_paths, matches.notes)
     if raw.ops == base.ops:
         for name, op in board.target.number_of.items():
@@ -71,6 +75,8 @@ def match_runs(
         _follow(board)
         matches.doubtful = links.doubtful if links is not None else set()
         pairs = fit_shapes(raw, base, pairs_of(board) if links is None else aligned_pairs(board, links))
+    if apart and (links is None or (links.by_place and not links.replaced)):
+        _mark_reordered(board, pairs, raw, base, apart)
     matches.notes += [note for note in board.notes if not any(word in note for word in _DUMP_NOTES)]
     rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
     matches.rows = [row for row in rows if NONE not in row[:2]]
@@ -82,6 +88,15 @@ def match_runs(
             _leave_joined(raw, base, group, raw_paths, matches)
     _note_alone(board, matches)
     return matches
+
+
+def _mark_reordered(board: Board, pairs: Pairs, raw: LiveRun, base: LiveRun, apart: set[int]) -> None:
+    """Weights whose elements are in another order, where names have paired the layers and later results agree again."""
+    raw.measure()
+    base.measure()
+    flows = Flow(board.target, Prints(board.target)), Flow(board.golden, Prints(board.golden))
+    for place in other_ways(flows, pairs, sorted(apart))[1]:
+        pairs.rule[place] += REORDERED
 
 
 def _known_links(
