@@ -25,7 +25,7 @@ from twinprobe._align.auto import (
     rule_calls as rule_results,
 )
 from twinprobe._align.auto.aligner import align_runs
-from twinprobe._align.auto.fingerprints import Prints, ValueCells, same_values
+from twinprobe._align.auto.fingerprints import Fingerprints, ValueCells, same_values
 from twinprobe._align.auto.layer_scores import KindCells
 from twinprobe._align.auto.sequence import guess_by_keys, pair_by_cells, pair_by_table
 from twinprobe._align.calls import Side
@@ -84,7 +84,7 @@ def _broadcast(_self: Any, rows: np.ndarray, columns: np.ndarray) -> int:
     return int(np.prod(np.broadcast_shapes(rows.shape, columns.shape)))
 
 
-def _product(_one: Prints, rows: list[int], _other: Prints, others: list[int]) -> int:
+def _product(_one: Fingerprints, rows: list[int], _other: Fingerprints, others: list[int]) -> int:
     return len(rows) * len(others)
 
 
@@ -137,7 +137,9 @@ def test_cells_find_what_tables_find(monkeypatch: pytest.MonkeyPatch, mindspore_
 @pytest.mark.parametrize("names", ["mix_stat", "mix_md5"])
 def test_each_cell_says_what_the_table_says(reference: Path, names: str) -> None:
     folder = reference / "msprobe" / "dumps"
-    one, other = (Prints(Side(open_run(next((folder / f"{names}_{side}").rglob("dump.json"))))) for side in ("a", "b"))
+    one, other = (
+        Fingerprints(Side(open_run(next((folder / f"{names}_{side}").rglob("dump.json"))))) for side in ("a", "b")
+    )
     rows, others = [-1, *range(len(one.digest))], [*range(len(other.digest)), -1]
     table = same_values(one, rows, other, others)
     asked = ValueCells(one, rows, other, others)

@@ -21,7 +21,7 @@ import fuzz_seeds as seeds
 import numpy as np
 
 # A file of this size shows what 64 MB may not hide only if it is much larger: try 40000000 as well.
-SIZE = int(os.environ.get("TWINPROBE_WORST_SIZE", "6000000"))
+SIZE = int(os.environ.get("TWINPROBE_WORST_SIZE", "4000000"))
 TIMES, PACKED = 3, 10
 
 

@@ -50,7 +50,7 @@ def _check_next_run(folder: Path) -> None:
 
 
 def test_killed_at_random_points(victims: Victims, tmp_path: Path) -> None:
-    _kill_points(victims, tmp_path, 10)
+    _kill_points(victims, tmp_path, 6)
 
 
 @pytest.mark.slow

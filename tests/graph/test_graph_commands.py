@@ -39,21 +39,29 @@ def names(folder: Path) -> list[str]:
     return sorted(re.sub(STAMP, "T", path.name) for path in folder.iterdir() if path.name != "index.html")
 
 
-@pytest.mark.parametrize(("folder", "pattern"), [
-    ("one", ["{kind}_T.vis"]),
-    pytest.param("ranks", ["{kind}_rank0_T.vis", "{kind}_rank1_T.vis"], marks=pytest.mark.slow),
-    ("steps", [f"{{kind}}_step{step}_rank{rank}_T.vis" for step in (0, 1) for rank in (0, 1)]),
+PATTERNS = {
+    "one": ["{kind}_T.vis"],
+    "ranks": ["{kind}_rank0_T.vis", "{kind}_rank1_T.vis"],
+    "steps": [f"{{kind}}_step{step}_rank{rank}_T.vis" for step in (0, 1) for rank in (0, 1)],
+}
+
+
+@pytest.mark.parametrize(("framework", "folder"), [
+    ("pytorch", "one"),
+    ("mindspore", "steps"),
+    *(pytest.param(framework, folder, marks=pytest.mark.slow) for framework, folder in (
+        ("pytorch", "ranks"), ("pytorch", "steps"), ("mindspore", "one"), ("mindspore", "ranks"),
+    )),
 ])  # fmt: skip
-@pytest.mark.parametrize("framework", ["pytorch", "mindspore"])
 def test_every_compare_json_of_the_document_gives_files_of_the_documents_names(
-    work: Path, seeds: Path, folder: str, pattern: list[str], framework: str, monkeypatch: pytest.MonkeyPatch
+    work: Path, seeds: Path, folder: str, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(work / folder)
     for at, text in enumerate(seed_examples(seeds)):
         Path("compare.json").write_text(text, encoding="utf-8")
         assert main(["-f", framework, "graph", "-i", "./compare.json", "-o", f"./output{at}"]) == 0
         kind = "compare" if "bench_path" in text else "build"
-        assert names(Path(f"output{at}")) == [name.format(kind=kind) for name in pattern]
+        assert names(Path(f"output{at}")) == [name.format(kind=kind) for name in PATTERNS[folder]]
         if framework == "mindspore":
             break
 

@@ -46,6 +46,7 @@ def test_one_side_may_be_local(s3: S3Server, command, tmp_path: Path) -> None:
     assert local_results(tmp_path / "there") == local_results(tmp_path / "here")
 
 
+@pytest.mark.slow  # test_s3_many_ranks.py has worker processes, too
 def test_folders_of_steps_and_ranks_in_worker_processes(s3: S3Server, command, tmp_path: Path) -> None:
     target, golden = rank_folders(tmp_path / "t", shift=0.1), rank_folders(tmp_path / "g")
     urls = s3.put(target, "ranks/t"), s3.put(golden, "ranks/g")

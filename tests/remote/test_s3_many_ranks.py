@@ -34,6 +34,7 @@ def test_a_dataset_is_written_searched_and_merged_there(s3: S3Server, command, t
     assert s3_results(s3, "set/merged") == local_results(tmp_path / "merged")
 
 
+@pytest.mark.slow
 def test_the_first_difference_is_searched_in_a_dataset_there(s3: S3Server, command, tmp_path: Path) -> None:
     target, golden = rank_folders(tmp_path / "t", steps=1, shift=0.1), rank_folders(tmp_path / "g", steps=1)
     urls = s3.put(target, "search/t"), s3.put(golden, "search/g")

@@ -51,6 +51,7 @@ def test_compare_gives_the_same_tables_on_every_engine(cluster: Any, tmp_path: P
     assert found["inline"] == found["process"] == found["ray"]
 
 
+@pytest.mark.slow
 def test_graphs_and_merged_ranks_are_the_same_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
     from openpyxl import load_workbook
 
@@ -127,7 +128,6 @@ def test_a_rank_that_the_cluster_lost_is_exit_code_2(
     assert compare(*sides, tmp_path / "out", "--ray-address", cluster.address) == 2
     assert "the result is incomplete: rank5: a Ray worker or node was lost" in capsys.readouterr().err
     assert len(list((tmp_path / "out").rglob("part.parquet"))) == MANY - 1
-    assert compare(*sides, tmp_path / "more", "--ray-address", cluster.address, "--allow-missing") == 0
 
 
 @pytest.mark.slow

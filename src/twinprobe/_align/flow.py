@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._align.auto.fingerprints import APART, Prints, best_partner, reordered, row_values_agree
+from twinprobe._align.auto.fingerprints import APART, Fingerprints, best_partner, reordered, row_values_agree
 from twinprobe._align.auto.tree import ROOT, CallTree
 from twinprobe._align.calls import Side, dims
 from twinprobe._align.links import NONE, CallGroup, Pairs
@@ -40,16 +40,16 @@ Joined = list[tuple[tuple[int, ...], tuple[int, ...]]]
 class Flow:
     """How values flow through one run: equal statistics are one value, in whatever shape."""
 
-    def __init__(self, side: Side, prints: Prints) -> None:
-        self.side, self.prints, self.value = side, prints, prints.value
+    def __init__(self, side: Side, fingerprints: Fingerprints) -> None:
+        self.side, self.fingerprints, self.value = side, fingerprints, fingerprints.value
         self._last_use: dict[Hashable, int] = {}
         parents = set(side.parents)
         for op, direction in enumerate(side.direction):
             if direction != FORWARD:
                 continue
-            rows = prints.rows(op, INPUT)
+            rows = fingerprints.rows(op, INPUT)
             if op in parents:  # what a module gives is what some call inside gave
-                rows = rows + prints.rows(op, OUTPUT)
+                rows = rows + fingerprints.rows(op, OUTPUT)
             for row in rows:
                 value = self.value(row)
                 if value is not None:
@@ -68,24 +68,24 @@ class Flow:
         made: set[Hashable] = set()
         found: dict[Hashable, int] = {}
         for op in ops:
-            for row in self.prints.rows(op, INPUT):
+            for row in self.fingerprints.rows(op, INPUT):
                 value = self.value(row)
                 key = value if value is not None else row
                 if key not in made:
                     found.setdefault(key, row)
-            made.update(self.value(row) for row in self.prints.rows(op, OUTPUT))
+            made.update(self.value(row) for row in self.fingerprints.rows(op, OUTPUT))
         return list(found.values())
 
     def leaving(self, ops: Sequence[int]) -> list[int]:
         """The outputs of these calls that are used after them, each value once, in its last shape."""
         found: dict[Hashable, int] = {}
         for op in ops:
-            for row in self.prints.rows(op, OUTPUT):
+            for row in self.fingerprints.rows(op, OUTPUT):
                 value = self.value(row)
                 if value is not None and self.used_after(value, op, ops[-1]):
                     found.pop(value, None)
                     found[value] = row
-        return list(found.values()) or self.prints.rows(ops[-1], OUTPUT)[:1]
+        return list(found.values()) or self.fingerprints.rows(ops[-1], OUTPUT)[:1]
 
 
 def free_pieces(
@@ -159,10 +159,13 @@ def where_values_meet(
 
 def _operands(flow: Flow, ops: Sequence[int]) -> int:
     """How many tensors of the result's size these calls take: a sum does not do what a dropout does."""
-    prints = flow.prints
+    fingerprints = flow.fingerprints
     result = flow.leaving(ops)
-    size = prints.numel[result[-1]] if result else 0
-    return sum(prints.numel[row] == size and "float" in (prints.dtype[row] or "").lower() for row in flow.entering(ops))
+    size = fingerprints.numel[result[-1]] if result else 0
+    return sum(
+        fingerprints.numel[row] == size and "float" in (fingerprints.dtype[row] or "").lower()
+        for row in flow.entering(ops)
+    )
 
 
 def _same_values(
@@ -170,28 +173,33 @@ def _same_values(
 ) -> tuple[dict[Hashable, int], dict[Hashable, int]]:
     """A number for each value that both runs make in a piece; values that are given to it count as made outside."""
     made = [
-        {value: row for op in ops for row in flow.prints.rows(op, OUTPUT) if (value := flow.value(row)) not in known}
+        {
+            value: row
+            for op in ops
+            for row in flow.fingerprints.rows(op, OUTPUT)
+            if (value := flow.value(row)) not in known
+        }
         for flow, ops, known in zip(flows, (mine, theirs), given, strict=True)
     ]
     likes: dict[Hashable, list[Hashable]] = defaultdict(list)
     for value, row in made[1].items():
-        for key in _rough(flows[1].prints, row, 0):
+        for key in _rough(flows[1].fingerprints, row, 0):
             likes[key].append(value)
     numbers: tuple[dict[Hashable, int], dict[Hashable, int]] = ({}, {})
     for value, row in made[0].items():
-        near = (one for key in _rough(flows[0].prints, row, 1) for one in likes.get(key, ()))
+        near = (one for key in _rough(flows[0].fingerprints, row, 1) for one in likes.get(key, ()))
         free = {made[1][one]: one for one in near if one not in numbers[1]}
-        found = best_partner(flows[0].prints, row, flows[1].prints, free)
+        found = best_partner(flows[0].fingerprints, row, flows[1].fingerprints, free)
         if found != NONE:
             numbers[0][value] = numbers[1][free[found]] = len(numbers[0])
     return numbers
 
 
-def _rough(prints: Prints, row: int, reach: int) -> list[Hashable]:
+def _rough(fingerprints: Fingerprints, row: int, reach: int) -> list[Hashable]:
     """The size and the rough norm of a row, and those beside it: equal for rows that may hold the same."""
-    known = prints.rough(row)
+    known = fingerprints.rough(row)
     if known is None:
-        return [prints.digest[row]]
+        return [fingerprints.digest[row]]
     return [(known[0], known[1] + step) for step in range(-reach, reach + 1)]
 
 
@@ -200,7 +208,7 @@ def _live(flow: Flow, ops: list[int], numbers: dict[Hashable, int], given: set[H
     alive: dict[Hashable, int] = {}
     found = []
     for op in ops:
-        made = (flow.value(row) for row in flow.prints.rows(op, OUTPUT))
+        made = (flow.value(row) for row in flow.fingerprints.rows(op, OUTPUT))
         alive.update({value: op for value in made if value not in given})
         alive = {value: made for value, made in alive.items() if flow.used_after(value, made, op)}
         known = [numbers.get(value, NONE) for value in alive]
@@ -212,20 +220,20 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
     """The rows at which two groups of calls are compared: what enters them, what leaves them, what leaves in parts."""
     leaving = flows[0].leaving(mine), flows[1].leaving(theirs)
     found = _together(flows, *leaving)
-    prints = flows[0].prints, flows[1].prints
+    fingerprints = flows[0].fingerprints, flows[1].fingerprints
     # Where the same comes out, what goes in otherwise is another way to write it.
-    differing = any(row_values_agree(prints[0], row, prints[1], other) is False for row, other in found)
+    differing = any(row_values_agree(fingerprints[0], row, fingerprints[1], other) is False for row, other in found)
     entering = _together(flows, flows[0].entering(mine), flows[1].entering(theirs), differing=differing)
     # A mask may name what is kept or what is filled: the calls are others, and what they give tells.
     entering = [
         pair for pair in entering
-        if not _may_be_turned(flows, *pair) and "bool" not in (prints[0].dtype[pair[0]] or "").lower()
+        if not _may_be_turned(flows, *pair) and "bool" not in (fingerprints[0].dtype[pair[0]] or "").lower()
     ]  # fmt: skip
     left = [[row for row in rows if row not in {pair[side] for pair in found}] for side, rows in enumerate(leaving)]
     if found or not all(left):
         return entering, found, []
     # One run makes at once what the other makes in parts: the parts, joined, are compared.
-    sizes = [[float(flow.prints.numel[row]) for row in rows] for flow, rows in zip(flows, left, strict=True)]
+    sizes = [[float(flow.fingerprints.numel[row]) for row in rows] for flow, rows in zip(flows, left, strict=True)]
     for one in (0, 1):
         parts = next((at for at in range(1, len(left[1 - one])) if sum(sizes[1 - one][-at - 1 :]) == sizes[one][-1]), 0)
         if parts:
@@ -236,7 +244,7 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
 
 def _may_be_turned(flows: tuple[Flow, Flow], row: int, other: int) -> bool:
     """Whether one row may be the other transposed without a shape that shows it; statistics do not mind."""
-    shapes = flows[0].prints.shape(row), flows[1].prints.shape(other)
+    shapes = flows[0].fingerprints.shape(row), flows[1].fingerprints.shape(other)
     square = shapes[0] is not None and len(shapes[0]) > 1 and shapes[0][-1] == shapes[0][-2] > 1
     run = flows[0].side.run
     # A run in memory, of a class of its own, has its tensors at hand.
@@ -248,23 +256,23 @@ def _together(flows: tuple[Flow, Flow], mine: list[int], theirs: list[int], *, d
 
     Without ``differing``, only such whose values nobody knows.
     """
-    prints = flows[0].prints, flows[1].prints
+    fingerprints = flows[0].fingerprints, flows[1].fingerprints
     found: Rows = []
     for row in list(mine):
-        other = best_partner(prints[0], row, prints[1], theirs)
+        other = best_partner(fingerprints[0], row, fingerprints[1], theirs)
         if other != NONE:
             found.append((row, other))
             mine = [at for at in mine if at != row]
             theirs = [at for at in theirs if at != other]
     left: list[dict[tuple[float, bool], list[int]]] = [defaultdict(list), defaultdict(list)]
-    for rows, known, sizes in zip((mine, theirs), prints, left, strict=True):
+    for rows, known, sizes in zip((mine, theirs), fingerprints, left, strict=True):
         for row in rows:
             sizes[float(known.numel[row]), "float" in (known.dtype[row] or "").lower()].append(row)
     for size, rows in left[0].items():
         others = left[1].get(size, [])
         for row, other in zip(rows, others, strict=True) if len(rows) == len(others) else ():
-            one, two = dims(prints[0].shape_text[row]), dims(prints[1].shape_text[other])
-            if row_values_agree(prints[0], row, prints[1], other) is None:
+            one, two = dims(fingerprints[0].shape_text[row]), dims(fingerprints[1].shape_text[other])
+            if row_values_agree(fingerprints[0], row, fingerprints[1], other) is None:
                 fits = one == two
             else:
                 fits = differing and size[1] and one is not None and two is not None and fits_shape(one, two)
@@ -291,17 +299,20 @@ def backward_rows(
         gradients = [
             _gradient(flow, ops, at) for flow, ops, at in zip(flows, (mine, theirs), (row, other), strict=True)
         ]
-        if NONE not in gradients and flows[0].prints.numel[gradients[0]] == flows[1].prints.numel[gradients[1]]:
+        if (
+            NONE not in gradients
+            and flows[0].fingerprints.numel[gradients[0]] == flows[1].fingerprints.numel[gradients[1]]
+        ):
             found.append((gradients[0], gradients[1]))
     return CallGroup(tuple(sorted(back[0])), tuple(sorted(back[1]))), found
 
 
 def _gradient(flow: Flow, ops: Sequence[int], row: int) -> int:
     """The gradient of an output, where the backward call has one for each."""
-    prints = flow.prints
+    fingerprints = flow.fingerprints
     op = next(op for op in ops if flow.side.starts[op] <= row < flow.side.starts[op + 1])
-    rows, gradients = prints.rows(op, OUTPUT), prints.rows(flow.side.backward(op), INPUT)
-    if len(rows) != len(gradients) or prints.numel[gradients[rows.index(row)]] != prints.numel[row]:
+    rows, gradients = fingerprints.rows(op, OUTPUT), fingerprints.rows(flow.side.backward(op), INPUT)
+    if len(rows) != len(gradients) or fingerprints.numel[gradients[rows.index(row)]] != fingerprints.numel[row]:
         return NONE
     return gradients[rows.index(row)]
 
@@ -330,7 +341,7 @@ def other_ways(
 
 class _OtherWays:
     def __init__(self, flows: tuple[Flow, Flow], pairs: Pairs, among: Iterable[int] | None) -> None:
-        self._flow, self._prints = flows[0], (flows[0].prints, flows[1].prints)
+        self._flow, self._fingerprints = flows[0], (flows[0].fingerprints, flows[1].fingerprints)
         self._side = flows[0].side
         self._ops = self._side.run.table["op"].to_list()
         self._partner = {
@@ -348,7 +359,7 @@ class _OtherWays:
                 siblings = self._inside[self._side.parents[op]]
                 self._number[op] = len(siblings)
                 siblings.append(op)
-                for row in flows[0].prints.rows(op, INPUT):
+                for row in flows[0].fingerprints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
         self._among = list(self._number) if among is None else [op for op in among if op in self._number]
         self._by_name = among is not None
@@ -356,7 +367,7 @@ class _OtherWays:
         self._apart: set[int] = set()
         if None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner:
             others = [other for other, _ in self._partner.values()]
-            apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
+            apart = reordered(self._fingerprints[0], list(self._partner), self._fingerprints[1], others)
             self._apart = {row for row, is_apart in zip(self._partner, apart.tolist(), strict=True) if is_apart}
         elif all(type(run) is not Run and not run.arrangement for run in runs):
             self._apart = self._by_tensors(*runs)
@@ -380,12 +391,12 @@ class _OtherWays:
         reordered: set[int] = set()  # rows
         holders = {self._side.parents[op] for op, head in enumerate(self._side.head_of) if head.is_module}
         for op in self._among:
-            outputs = self._prints[0].rows(op, OUTPUT)
-            inputs = self._prints[0].rows(op, INPUT)
+            outputs = self._fingerprints[0].rows(op, OUTPUT)
+            inputs = self._fingerprints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
             back = self._side.backward(op)
             # Weights that differ are a finding, even where a later norm hides what they do.
-            parameters = self._prints[0].parameters(op)
+            parameters = self._fingerprints[0].parameters(op)
             weights = any(self._agree(row, in_order=False) is False for row in parameters)
             # An activation in the place of another, with the same input, is a difference and not another way.
             if self._by_name and given is False and not parameters and op not in holders and self._agree_of(op, INPUT):
@@ -393,7 +404,7 @@ class _OtherWays:
             meets = given is False and not weights and self._meets_again(op)
             if not given and not meets:
                 continue
-            returned, passed = self._prints[0].rows(back, INPUT), self._prints[0].rows(back, OUTPUT)
+            returned, passed = self._fingerprints[0].rows(back, INPUT), self._fingerprints[0].rows(back, OUTPUT)
             if self._apart:
                 rows = [*outputs, *inputs, *parameters, *returned, *passed, *self._gradients(op)]
                 reordered |= {row for row in rows if row in self._apart and self._agree(row, in_order=False)}
@@ -414,7 +425,7 @@ class _OtherWays:
 
     def _gradients(self, op: int) -> list[int]:
         calls = self._side.head_of[op].calls.get(GRADIENTS, {})
-        return [row for call in calls.values() for row in self._prints[0].rows(call, GRADIENT)]
+        return [row for call in calls.values() for row in self._fingerprints[0].rows(call, GRADIENT)]
 
     def _label(self, row: int) -> tuple[str, int, str, str]:
         """What the like row of another layer has, too: the module without numbers, the turn inside it, the argument."""
@@ -433,7 +444,7 @@ class _OtherWays:
         holders: dict[Hashable, set[str]] = defaultdict(set)
         weights: dict[str, Hashable] = {}
         for op, head in enumerate(self._side.head_of):
-            for row in self._prints[0].rows(op, PARAMETER) if head.is_module else ():
+            for row in self._fingerprints[0].rows(op, PARAMETER) if head.is_module else ():
                 value = self._flow.value(row)
                 holders[value].add(head.name)
                 weights[f"{head.name}.{self._side.names[row].rpartition('.')[2]}"] = value
@@ -456,11 +467,11 @@ class _OtherWays:
             return None
         if in_order and row in self._apart:
             return False
-        return same_but_rounding(self._prints[0], row, self._prints[1], self._partner[row][0], times)
+        return same_but_rounding(self._fingerprints[0], row, self._fingerprints[1], self._partner[row][0], times)
 
     def _meets_again(self, op: int) -> bool:
         """Whether everything that goes on from a call leads to a call whose values agree."""
-        read = {self._flow.value(row) for row in self._prints[0].rows(op, INPUT)}
+        read = {self._flow.value(row) for row in self._fingerprints[0].rows(op, INPUT)}
         todo, seen, met = [op], {op}, False
         while todo:
             call = todo.pop()
@@ -478,15 +489,15 @@ class _OtherWays:
                 if not same and taker not in seen:
                     seen.add(taker)
                     todo.append(taker)
-                    read.update(self._flow.value(row) for row in self._prints[0].rows(taker, INPUT))
+                    read.update(self._flow.value(row) for row in self._fingerprints[0].rows(taker, INPUT))
         return met
 
     def _agree_of(self, op: int, role: int) -> bool | None:
-        rows = self._prints[0].rows(op, role)
+        rows = self._fingerprints[0].rows(op, role)
         return self._agree(rows[0]) if rows else None
 
     def _takers_of(self, op: int) -> list[tuple[int, int]]:
-        values = {self._flow.value(row) for row in self._prints[0].rows(op, OUTPUT)} - {None}
+        values = {self._flow.value(row) for row in self._fingerprints[0].rows(op, OUTPUT)} - {None}
         around = self._side.around(op)
         found = [taker for value in values for taker in self._takers.get(value, ())]
         found = [taker for taker in found if taker[0] > op and taker[0] not in around]
@@ -498,16 +509,18 @@ class _OtherWays:
         """What runs next and reads something else: what no recorded call takes goes on through one that is not."""
         parent = self._side.parents[op]
         for sibling in self._inside[parent][self._number[op] + 1 :]:
-            values = {self._flow.value(row) for row in self._prints[0].rows(sibling, INPUT)}
+            values = {self._flow.value(row) for row in self._fingerprints[0].rows(sibling, INPUT)}
             if not values <= read:
                 return [sibling]
         return [parent] if parent != NONE else []
 
 
-def same_but_rounding(one: Prints, row: int, other: Prints, partner: int, times: float = 1.0) -> bool | None:
+def same_but_rounding(
+    one: Fingerprints, row: int, other: Fingerprints, partner: int, times: float = 1.0
+) -> bool | None:
     """Whether two rows hold the same but for so many times what rounding moves; None where nothing tells."""
     mine, theirs = one.listed[row], other.listed[partner]
-    fine = all((prints.dtype[at] or "").endswith(_FINE) for prints, at in ((one, row), (other, partner)))
+    fine = all((fingerprints.dtype[at] or "").endswith(_FINE) for fingerprints, at in ((one, row), (other, partner)))
     close = times * (_CLOSE if fine else _CLOSE_OF_COARSE)
     if mine is None or theirs is None:
         if one.is_integer(row) != other.is_integer(partner):

@@ -1,4 +1,4 @@
-"""The board on which the rules write: which call of the target was linked with which of the golden run, and why."""
+"""The links that the rules add: which call of the target was linked with which of the golden run, and why."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def best_in_order(scores: Sequence[Mapping[int, float]]) -> tuple[list[tuple[int
     return pairs, best[0][0]
 
 
-class Board:
+class CallLinks:
     """Links between two runs. A rule only adds links between what is still free, so the first rule wins."""
 
     def __init__(self, target: Run, golden: Run) -> None:
@@ -274,22 +274,26 @@ def _forward_modules(ops: list[str]) -> set[str]:
 # Equal names belong together: the last rule of every mapping.
 
 
-def link_equal_names(board: Board) -> None:
+def link_equal_names(call_links: CallLinks) -> None:
     """Link what is still free and has the same name on both sides, unless the modules around it lie elsewhere."""
-    if NONE not in board.partner or NONE not in board.back:
+    if NONE not in call_links.partner or NONE not in call_links.back:
         return
-    golden = board.golden.heads
-    free = {id(head): head for head, link in zip(board.target.head_of, board.partner, strict=True) if link == NONE}
+    golden = call_links.golden.heads
+    free = {
+        id(head): head for head, link in zip(call_links.target.head_of, call_links.partner, strict=True) if link == NONE
+    }
     common = [(head, golden[head.name]) for head in free.values() if head.name in golden]
     for head, other in common:
         if head.is_module or not {FORWARD, BACKWARD, GRADIENTS}.intersection(head.calls):
-            board.link_heads(head, other, RULE, by_order=False)
+            call_links.link_heads(head, other, RULE, by_order=False)
     apis = [(head, other) for head, other in common if not head.is_module]
     for head, other in apis:
         calls = other.calls.get(FORWARD, {})
         for call, op in head.calls.get(FORWARD, {}).items():
-            if call in calls and board.same_place(op, calls[call]):
-                board.link(op, calls[call], RULE)
-    board.follow_forward()
+            if call in calls and call_links.same_place(op, calls[call]):
+                call_links.link(op, calls[call], RULE)
+    call_links.follow_forward()
     for head, other in apis:
-        board.link_in_order(board.free([head], BACKWARD), board.free([other], BACKWARD, golden=True), RULE)
+        call_links.link_in_order(
+            call_links.free([head], BACKWARD), call_links.free([other], BACKWARD, golden=True), RULE
+        )

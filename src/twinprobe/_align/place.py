@@ -17,7 +17,7 @@ from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
 from twinprobe._align.calls import Side, bare_path, dims, renumbered, split
 from twinprobe._align.flow import Flow, free_pieces, where_values_meet
-from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
+from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.siblings import Calls, Siblings, Twins, shifted_layers
 from twinprobe._measure.sketch import estimate_pairs
@@ -31,59 +31,59 @@ PARTS = "place: a batch in parts"
 _SHARE = 5  # fewer than one layer in so many: two models, not one
 
 
-def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
+def link_places(call_links: CallLinks, *, grouped: bool = True) -> RowLinks | None:
     """Link what no earlier rule has linked and what lies at the same place in both runs.
 
     ``grouped``: where the runs compute the same in other steps, these come back as groups of calls, for
     ``aligned_pairs``.
     """
-    if not board.both_forward:
-        link_equal_names(board)
+    if not call_links.both_forward:
+        link_equal_names(call_links)
         return None
-    before = list(board.partner)
+    before = list(call_links.partner)
     # Where two ways are equally good, the first found wins: one order is always taken, so that swapped runs give the
     # mirrored answer.
-    turned = _order(board.golden) < _order(board.target)
-    given = [(other, op) if turned else (op, other) for op, other in enumerate(board.partner) if other != NONE]
-    walk = _Walk((board.golden, board.target) if turned else (board.target, board.golden), given)
+    turned = _order(call_links.golden) < _order(call_links.target)
+    given = [(other, op) if turned else (op, other) for op, other in enumerate(call_links.partner) if other != NONE]
+    walk = _Walk((call_links.golden, call_links.target) if turned else (call_links.target, call_links.golden), given)
     if not walk.is_one_model() and not given:
-        return _link_unlike(board, walk, turned)
+        return _link_unlike(call_links, walk, turned)
     for pair in walk.pairs():
-        _link_at_place(board, *(pair[::-1] if turned else pair))
-    board.follow_forward()
+        _link_at_place(call_links, *(pair[::-1] if turned else pair))
+    call_links.follow_forward()
     for pair in walk.way_back():
-        board.link(*(pair[::-1] if turned else pair), RULE)
-    _link_gradients(board, ({}, walk.shifts) if turned else (walk.shifts, {}))
-    _link_the_rest(board)
+        call_links.link(*(pair[::-1] if turned else pair), RULE)
+    _link_gradients(call_links, ({}, walk.shifts) if turned else (walk.shifts, {}))
+    _link_the_rest(call_links)
     links = RowLinks(by_place=True)
     if grouped:
-        heads = board.target.head_of, board.golden.head_of
+        heads = call_links.target.head_of, call_links.golden.head_of
         links.replaced = [
-            op for op, other in enumerate(board.partner)
-            if other != NONE and board.target.direction[op] == FORWARD and heads[0][op].is_module
+            op for op, other in enumerate(call_links.partner)
+            if other != NONE and call_links.target.direction[op] == FORWARD and heads[0][op].is_module
             and heads[0][op].name.rpartition(".")[2] != heads[1][other].name.rpartition(".")[2]
         ]  # fmt: skip
         flows = walk.flows()
         for group in walk.groups(flows):
             link_group(links, flows[::-1] if turned else flows, *(group[::-1] if turned else group), f"{RULE}: ")
-    _add_notes(board, before, links.call_groups)
+    _add_notes(call_links, before, links.call_groups)
     for path, shift in walk.shifts.items():
         first = f"{path}.0 is the other's {path}.{shift}" if shift > 0 else f"{path}.{-shift} is the other's {path}.0"
         who = "golden" if turned else "target"
-        board.notes.append(f"by their weights the {who} run's {first}: paired so, as a stage of the model")
+        call_links.notes.append(f"by their weights the {who} run's {first}: paired so, as a stage of the model")
     return links if links.call_groups or links.replaced else None
 
 
-def _link_at_place(board: Board, op: int, other: int) -> None:
-    board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
+def _link_at_place(call_links: CallLinks, op: int, other: int) -> None:
+    call_links.link(op, other, NAME if call_links.target.ops[op] == call_links.golden.ops[other] else RULE)
 
 
-def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
+def _link_unlike(call_links: CallLinks, walk: _Walk, turned: bool) -> RowLinks | None:
     """Two runs that share no layer: the model as a whole against what is inside it, or parts of a batch?"""
     sides = walk.one, walk.other
     rows = _at_the_boundary(*sides) or [(other, row) for row, other in _at_the_boundary(*sides[::-1])]
     if rows:
-        board.notes[:] = [  # in place of what was said where no layer could be aligned
+        call_links.notes[:] = [  # in place of what was said where no layer could be aligned
             "one run has the whole model as a single call (compiled, for example), the other only the calls inside: "
             "its inputs and outputs were paired; to see more, record both runs without compiling"
         ]
@@ -91,12 +91,14 @@ def _link_unlike(board: Board, walk: _Walk, turned: bool) -> RowLinks | None:
         return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
     parts = _in_parts(*sides) or [pair[::-1] for pair in _in_parts(*sides[::-1])]
     if parts:
-        board.notes.append(
+        call_links.notes.append(
             "one run computes in parts what the other computes at once (micro batches): modules were compared by "
             "their concatenated parts; gradients were not compared, since they depend on how losses are scaled"
         )
         return RowLinks(groups=[(*(pair[::-1] if turned else pair), PARTS) for pair in parts], by_place=True)
-    board.notes.append("the two runs share no layer of the same path and weights: are these runs of the same model?")
+    call_links.notes.append(
+        "the two runs share no layer of the same path and weights: are these runs of the same model?"
+    )
     return None
 
 
@@ -113,11 +115,15 @@ def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
     outermost = [parts.tree.op[node] for node in parts.children[ROOT] if parts.tree.op[node] != NONE]
     found: dict[int, list[tuple[int, int]]] = {}
     for role, calls in ((INPUT, outermost), (OUTPUT, outermost[::-1])):
-        rows = [row for call in calls for row in parts.prints.rows(call, role)]
+        rows = [row for call in calls for row in parts.fingerprints.rows(call, role)]
         pairs = found[role] = []
-        for row in whole.prints.rows(op, role):
-            look = whole.prints.shape_text[row], whole.prints.dtype[row]
-            like = [other for other in rows if (parts.prints.shape_text[other], parts.prints.dtype[other]) == look]
+        for row in whole.fingerprints.rows(op, role):
+            look = whole.fingerprints.shape_text[row], whole.fingerprints.dtype[row]
+            like = [
+                other
+                for other in rows
+                if (parts.fingerprints.shape_text[other], parts.fingerprints.dtype[other]) == look
+            ]
             same = [other for other in like if _hold_the_same(whole, row, parts, other)]
             if role == INPUT or same or (pairs and len(like) > 1):
                 like = same
@@ -148,13 +154,13 @@ def _in_parts(many: Calls, few: Calls) -> list[tuple[tuple[int, ...], tuple[int,
             # The last part stands for all: what comes after it comes after the whole.
             parts = ops[begin + at % each : begin + int(count) * each : each][::-1]
             for role in (INPUT, PARAMETER, OUTPUT):
-                whole = few.prints.rows(other, role)
-                rows = [many.prints.rows(op, role) for op in parts]
+                whole = few.fingerprints.rows(other, role)
+                rows = [many.fingerprints.rows(op, role) for op in parts]
                 if {len(one) for one in rows} != {len(whole)}:
                     continue
                 for place, row in enumerate(whole):
-                    shapes = [dims(many.prints.shape_text[one[place]]) for one in rows]
-                    shape = dims(few.prints.shape_text[row])
+                    shapes = [dims(many.fingerprints.shape_text[one[place]]) for one in rows]
+                    shape = dims(few.fingerprints.shape_text[row])
                     if role == PARAMETER and shapes[0] == shape:
                         found.append(((rows[0][place],), (row,)))
                     elif shape and all(shapes) and [sum(one[0] for one in shapes if one), *shape[1:]] == [
@@ -169,7 +175,7 @@ def _hold_the_same(one: Calls, row: int, other: Calls, partner: int) -> bool:
     sketches = one.side.run.sketches, other.side.run.sketches
     found = estimate_pairs(*sketches, np.array([row]), np.array([partner]))
     differ = found is not None and bool(found.lower[0] > 0)
-    return not differ and row_values_agree(one.prints, row, other.prints, partner) is not False
+    return not differ and row_values_agree(one.fingerprints, row, other.fingerprints, partner) is not False
 
 
 def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
@@ -202,19 +208,24 @@ def _order(side: Side) -> tuple[int, list[str], str]:
     return len(side.ops), side.ops, str(side.run.path)
 
 
-def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]]) -> None:
+def _link_gradients(call_links: CallLinks, shifts: tuple[dict[str, int], dict[str, int]]) -> None:
     """Gradients of parameters belong to the module's path, and where each has its backward call, to that one.
 
     Otherwise, where one run has fewer of them, they are its last. But those of a module that is never called, a table
     that others read, are parts of a sum where one run has more: no pair.
     """
     queues: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
-    owners = _gradients_of_backward(board.target), _gradients_of_backward(board.golden)
+    owners = _gradients_of_backward(call_links.target), _gradients_of_backward(call_links.golden)
     for backward, op in owners[0].items():
-        other = owners[1].get(board.partner[backward], NONE)
-        if other != NONE and Counter(Board.shapes(board.target, op)) == Counter(Board.shapes(board.golden, other)):
-            _link_at_place(board, op, other)
-    sides = (board.target, board.partner, queues[0], shifts[0]), (board.golden, board.back, queues[1], shifts[1])
+        other = owners[1].get(call_links.partner[backward], NONE)
+        if other != NONE and Counter(CallLinks.shapes(call_links.target, op)) == Counter(
+            CallLinks.shapes(call_links.golden, other)
+        ):
+            _link_at_place(call_links, op, other)
+    sides = (
+        (call_links.target, call_links.partner, queues[0], shifts[0]),
+        (call_links.golden, call_links.back, queues[1], shifts[1]),
+    )
     for side, taken, queue, shift in sides:
         for head in side.heads.values():
             if GRADIENTS in head.calls:
@@ -222,14 +233,17 @@ def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]])
                 queue[path] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
     for path, ops in queues[0].items():
         others = queues[1].get(path, [])
-        called = board.target.head_of[ops[0]].calls.keys() > {GRADIENTS} if ops else True
+        called = call_links.target.head_of[ops[0]].calls.keys() > {GRADIENTS} if ops else True
         for op, other in (
             zip(reversed(ops), reversed(others), strict=False) if called or len(ops) == len(others) else ()
         ):
             # Their order is that of the backward pass: a bias may be done before its weight.
-            shapes = Counter(Board.shapes(board.target, op)), Counter(Board.shapes(board.golden, other))
+            shapes = (
+                Counter(CallLinks.shapes(call_links.target, op)),
+                Counter(CallLinks.shapes(call_links.golden, other)),
+            )
             if shapes[0] == shapes[1]:
-                _link_at_place(board, op, other)
+                _link_at_place(call_links, op, other)
 
 
 def _gradients_of_backward(side: Side) -> dict[int, int]:
@@ -242,44 +256,50 @@ def _gradients_of_backward(side: Side) -> dict[int, int]:
     return found
 
 
-def _link_the_rest(board: Board) -> None:
+def _link_the_rest(call_links: CallLinks) -> None:
     """What is no call (saved values, names outside the grammar) goes by name, a lone backward call by its order."""
-    for head in board.target.heads.values():
-        other = board.golden.heads.get(head.name)
+    for head in call_links.target.heads.values():
+        other = call_links.golden.heads.get(head.name)
         if other is None:
             continue
         for direction, calls in head.calls.items():
             if direction not in (FORWARD, BACKWARD, GRADIENTS):
                 for call, op in calls.items():
                     if call in other.calls.get(direction, {}):
-                        board.link(op, other.calls[direction][call], NAME)
-        board.link_in_order(board.free([head], BACKWARD), board.free([other], BACKWARD, golden=True), NAME)
+                        call_links.link(op, other.calls[direction][call], NAME)
+        call_links.link_in_order(
+            call_links.free([head], BACKWARD), call_links.free([other], BACKWARD, golden=True), NAME
+        )
 
 
-def _add_notes(board: Board, before: list[int], groups: list[CallGroup]) -> None:
+def _add_notes(call_links: CallLinks, before: list[int], groups: list[CallGroup]) -> None:
     parts = {op for group in groups for op in group.target}, {op for group in groups for op in group.golden}
     alone = sum(
         link == NONE and side.direction[op] == FORWARD and op not in inside
-        for side, links, inside in zip((board.target, board.golden), (board.partner, board.back), parts, strict=True)
+        for side, links, inside in zip(
+            (call_links.target, call_links.golden), (call_links.partner, call_links.back), parts, strict=True
+        )
         for op, link in enumerate(links)
     )
     moved = any(
-        rule == RULE and board.target.direction[op] == FORWARD and old == NONE
-        for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
+        rule == RULE and call_links.target.direction[op] == FORWARD and old == NONE
+        for op, (rule, old) in enumerate(zip(call_links.rule, before, strict=True))
     )
     calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
     if groups:
-        board.notes += _note_of_groups(groups, board)
-    if alone and any(link != NONE for link in board.partner):
-        board.notes.append(f"{calls} in one run only; the rest was paired by place")
+        call_links.notes += _note_of_groups(groups, call_links)
+    if alone and any(link != NONE for link in call_links.partner):
+        call_links.notes.append(f"{calls} in one run only; the rest was paired by place")
     elif moved:
-        board.notes.append("both runs make the same calls under different names or numbers; they were paired by place")
+        call_links.notes.append(
+            "both runs make the same calls under different names or numbers; they were paired by place"
+        )
 
 
-def _note_of_groups(groups: list[CallGroup], board: Board) -> list[str]:
-    heads = board.target.head_of, board.golden.head_of
+def _note_of_groups(groups: list[CallGroup], call_links: CallLinks) -> list[str]:
+    heads = call_links.target.head_of, call_links.golden.head_of
     forward = [
-        group for group in groups if board.target.direction[group.target[0]] == FORWARD
+        group for group in groups if call_links.target.direction[group.target[0]] == FORWARD
         and [heads[0][op].name for op in group.target] != [heads[1][op].name for op in group.golden]
     ]  # fmt: skip
     if not forward:
@@ -359,7 +379,7 @@ class _Walk:
 
     def flows(self) -> tuple[Flow, Flow]:
         """How values flow through both runs."""
-        return Flow(self.one.side, self.one.prints), Flow(self.other.side, self.other.prints)
+        return Flow(self.one.side, self.one.fingerprints), Flow(self.other.side, self.other.fingerprints)
 
     def groups(self, flows: tuple[Flow, Flow]) -> Iterable[tuple[list[int], list[int]]]:
         """Calls that only one run makes, beside others that only the other makes at the same place."""

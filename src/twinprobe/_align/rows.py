@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from twinprobe._align.calls import Side, dims, split
-from twinprobe._align.links import NONE, Board, Pairs, from_partners
+from twinprobe._align.links import NONE, CallLinks, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.mapping.api_names import COMPOSITE, ArgumentMap, IndexMap, signature_map
 from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
@@ -68,57 +68,57 @@ _KEPT = frozenset({PARAMETER, GRADIENT})
 Row = tuple[int, str]  # number, suffix
 
 
-def pairs_of(board: Board) -> Pairs:
+def pairs_of(call_links: CallLinks) -> Pairs:
     """Join the rows of all linked calls."""
-    joiner = _Joiner(board)
-    for op, other in enumerate(board.partner):
+    joiner = _Joiner(call_links)
+    for op, other in enumerate(call_links.partner):
         if other != NONE:
             joiner.join(op, other)
-    for row, other in board.rows.items():
+    for row, other in call_links.rows.items():
         joiner.partners[row] = other
         joiner.rules[row] = DATA_RULE if other != NONE else ""
     if joiner.left_apart:
-        board.notes.append(
+        call_links.notes.append(
             f"{joiner.left_apart} gradients of API calls were not paired: PyTorch records those of the last autograd "
             "node of a composite function, the other framework those of the function (module gradients do compare)"
         )
-    return from_partners(joiner.partners, board.golden.run.table.height, joiner.rules, board.notes)
+    return from_partners(joiner.partners, call_links.golden.run.table.height, joiner.rules, call_links.notes)
 
 
 class _Joiner:
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._target, self._golden = board.target, board.golden
-        rows = board.target.run.table.height
+    def __init__(self, call_links: CallLinks) -> None:
+        self._call_links = call_links
+        self._target, self._golden = call_links.target, call_links.golden
+        rows = call_links.target.run.table.height
         self.partners = [NONE] * rows
         self.rules = [""] * rows
         self.left_apart = 0
-        self._taken = set(board.rows.values())
+        self._taken = set(call_links.rows.values())
         # Nothing but the names counts within one framework and without the user's word on single rows.
-        self._alike = not (board.across_frameworks or board.rows)
+        self._alike = not (call_links.across_frameworks or call_links.rows)
         self._maps: dict[tuple[str, str], ArgumentMap | None] = {}
         self._parameters: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
 
     def join(self, op: int, other: int) -> None:
-        board, target, golden = self._board, self._target, self._golden
+        call_links, target, golden = self._call_links, self._target, self._golden
         first, last = target.starts[op], target.starts[op + 1]
         begin, end = golden.starts[other], golden.starts[other + 1]
         heads = target.head_of[op], golden.head_of[other]
-        unlisted = not board.arguments or (heads[0].name, heads[1].name) not in board.arguments
+        unlisted = not call_links.arguments or (heads[0].name, heads[1].name) not in call_links.arguments
         if self._alike and unlisted and target.names[first:last] == golden.names[begin:end]:
             self._pair_all(op, first, last, begin)
             return
-        if board.rows and all(row in board.rows for row in range(first, last)):
+        if call_links.rows and all(row in call_links.rows for row in range(first, last)):
             return
         suffixes, others = target.suffixes(op), golden.suffixes(other)
         is_module = heads[0].is_module and heads[1].is_module
-        arguments = None if is_module and not board.arguments else self._arguments(op, other)
+        arguments = None if is_module and not call_links.arguments else self._arguments(op, other)
         plain = arguments is None or not arguments.strict
-        apart = board.across_frameworks and target.direction[op] == BACKWARD and not is_module
-        if plain and not apart and not board.rows and suffixes == others:
+        apart = call_links.across_frameworks and target.direction[op] == BACKWARD and not is_module
+        if plain and not apart and not call_links.rows and suffixes == others:
             self._pair_all(op, first, last, begin)
             return
-        target_rows = [(row, suffix) for row, suffix in enumerate(suffixes, first) if row not in board.rows]
+        target_rows = [(row, suffix) for row, suffix in enumerate(suffixes, first) if row not in call_links.rows]
         golden_rows = [(row, suffix) for row, suffix in enumerate(others, begin) if row not in self._taken]
         if apart and not isinstance(arguments, IndexMap):
             target_rows, golden_rows = self._comparable_gradients(op, other, target_rows, golden_rows)
@@ -133,7 +133,7 @@ class _Joiner:
         arguments: ArgumentMap | None,
         is_module: bool,
     ) -> None:
-        direction, rule = self._target.direction[op], self._board.rule[op]
+        direction, rule = self._target.direction[op], self._call_links.rule[op]
         if arguments is None or not arguments.strict:
             target_rows, golden_rows = self._join_keys(
                 target_rows, golden_rows, str, str, rule
@@ -169,7 +169,7 @@ class _Joiner:
         target, golden = self._target.head_of[op], self._golden.head_of[other]
         pair = (target.name, golden.name)
         if pair not in self._maps:
-            arguments: ArgumentMap | None = self._board.arguments.get(pair)
+            arguments: ArgumentMap | None = self._call_links.arguments.get(pair)
             if arguments is None and not (target.is_module or golden.is_module):
                 arguments = signature_map(target, golden, (self._target.run.framework, self._golden.run.framework))
             self._maps[pair] = arguments
@@ -234,7 +234,7 @@ class _Joiner:
 
     def _pair_all(self, op: int, first: int, last: int, begin: int) -> None:
         self.partners[first:last] = range(begin, begin + last - first)
-        self.rules[first:last] = [self._board.rule[op]] * (last - first)
+        self.rules[first:last] = [self._call_links.rule[op]] * (last - first)
 
 
 def _parameter(suffix: str) -> str:

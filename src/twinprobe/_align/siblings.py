@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.fingerprints import Fingerprints, row_values_agree
 from twinprobe._align.auto.sequence import rising
 from twinprobe._align.auto.tree import ROOT, CallTree, call_tree
 from twinprobe._align.calls import Side, bare_path, dims, renumbered
@@ -36,7 +36,7 @@ class Calls:
     def __init__(self, side: Side, *, nested: bool) -> None:
         self.side = side
         self.tree = tree = call_tree(side, nested=nested)
-        self.prints = Prints(side)
+        self.fingerprints = Fingerprints(side)
         self._bare = bare = _bare_paths(tree)
         self.key: list[Hashable] = [
             ("", bare[tree.path[node]]) if tree.is_module[node] else tree.family[node] for node in range(len(tree))
@@ -81,8 +81,8 @@ class Calls:
         for node in nodes:
             path = _LAYER.sub("", self._bare[self.tree.path[node]])
             name = self.side.ops[self.tree.op[node]]
-            for row in self.prints.parameters(self.tree.op[node]):
-                listed = self.prints.listed[row]
+            for row in self.fingerprints.parameters(self.tree.op[node]):
+                listed = self.fingerprints.listed[row]
                 if listed is not None:
                     seen = tuple(f"{number:.5e}" for number in listed)
                     found.add((path, self.side.names[row].removeprefix(name), seen))
@@ -95,16 +95,16 @@ class Calls:
 
     def shapes(self, node: int, role: int) -> list[str | None]:
         """The shapes of what a call takes or gives."""
-        prints, op = self.prints, self.tree.op[node]
-        return [prints.shape_text[row] for row in prints.rows(op, role)]
+        fingerprints, op = self.fingerprints, self.tree.op[node]
+        return [fingerprints.shape_text[row] for row in fingerprints.rows(op, role)]
 
     def facts(self, node: int) -> tuple[object, object, bool]:
         """Shapes and dtypes of a call's outputs, and whether it has a backward call."""
         found = self._facts.get(node)
         if found is None:
-            rows = self.prints.rows(self.tree.op[node], OUTPUT)
-            shapes = tuple(self.prints.shape_text[row] for row in rows)
-            dtypes = tuple(self.prints.dtype[row] for row in rows)
+            rows = self.fingerprints.rows(self.tree.op[node], OUTPUT)
+            shapes = tuple(self.fingerprints.shape_text[row] for row in rows)
+            dtypes = tuple(self.fingerprints.dtype[row] for row in rows)
             found = self._facts[node] = shapes, dtypes, self.backward(node) != NONE
         return found
 
@@ -122,13 +122,14 @@ class Calls:
         """The shapes of a module's parameters by name."""
         op, side = self.tree.op[node], self.side
         name = side.ops[op] if op != NONE else ""
-        return {side.names[row].removeprefix(name): side.shapes[row] for row in self.prints.parameters(op)}
+        return {side.names[row].removeprefix(name): side.shapes[row] for row in self.fingerprints.parameters(op)}
 
     def look(self, node: int) -> Hashable:
         """What a call does and gives, in three digits: equal for the same call of two runs before they part."""
-        op, prints = self.tree.op[node], self.prints
-        rows = (int(prints.first_input[op]), int(prints.first_output[op])) if op != NONE else ()
-        seen = tuple(f"{prints.listed[row][3]:.2e}" if row != NONE and prints.listed[row] else "" for row in rows)  # type: ignore[index]
+        op, fingerprints = self.tree.op[node], self.fingerprints
+        rows = (int(fingerprints.first_input[op]), int(fingerprints.first_output[op])) if op != NONE else ()
+        known = (fingerprints.listed[row] if row != NONE else None for row in rows)
+        seen = tuple(f"{values[3]:.2e}" if values else "" for values in known)
         return self.key[node], self.facts(node)[0], seen
 
 
@@ -289,7 +290,7 @@ class Siblings:
         ops = self.one.backward(one), self.other.backward(other)
         if NONE in ops:
             return None
-        mine, theirs = self.one.prints, self.other.prints
+        mine, theirs = self.one.fingerprints, self.other.fingerprints
         for row, partner in self._rows(*ops, INPUT):
             flat = mine.listed[row] is None, theirs.listed[partner] is None
             # Nothing comes back from a result that nobody used.
@@ -298,7 +299,7 @@ class Siblings:
         return self._ops_agree(*ops, INPUT)
 
     def _rows(self, op: int, other: int, role: int) -> Twins:
-        rows = self.one.prints.rows(op, role)[:_MOST_ROWS], self.other.prints.rows(other, role)[:_MOST_ROWS]
+        rows = self.one.fingerprints.rows(op, role)[:_MOST_ROWS], self.other.fingerprints.rows(other, role)[:_MOST_ROWS]
         return list(zip(*rows, strict=False))
 
     def _agree(self, one: int, other: int, role: int) -> bool | None:
@@ -308,14 +309,14 @@ class Siblings:
     def _ops_agree(self, op: int, other: int, role: int) -> bool | None:
         told = None
         for row, partner in self._rows(op, other, role):
-            same = row_values_agree(self.one.prints, row, self.other.prints, partner)
+            same = row_values_agree(self.one.fingerprints, row, self.other.fingerprints, partner)
             if same is False:
                 return False
             told = told or same
         return told
 
     def _equal(self, one: int, other: int, role: int) -> bool:
-        mine, theirs = self.one.prints.listed, self.other.prints.listed
+        mine, theirs = self.one.fingerprints.listed, self.other.fingerprints.listed
         rows = self._rows(self.one.tree.op[one], self.other.tree.op[other], role)
         return all(mine[row] == theirs[partner] for row, partner in rows)
 

@@ -10,7 +10,7 @@ from twinprobe._align.auto.alignment import DOUBTFUL, Alignment, Alone, LayerRul
 from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
 from twinprobe._align.auto.tree import CallTree, call_tree
 from twinprobe._align.calls import MINDSPORE, Side
-from twinprobe._align.links import Board, Pairs
+from twinprobe._align.links import CallLinks, Pairs
 from twinprobe._align.mapping.data_mapping import write_data_mapping
 from twinprobe._align.mapping.layer_tree import TOP
 from twinprobe._report.console import json_bytes, visible
@@ -102,8 +102,8 @@ def write_alignment(alignment: Alignment, target: Run, golden: Run, folder: Path
 
 def _row_pairs(alignment: Alignment, target: Run, golden: Run) -> Pairs:
     """All rows that the alignment pairs one to one: a line of a data mapping holds no more."""
-    board = Board(target, golden)
-    pairs = aligned_pairs(board, link_alignment(board, alignment))
+    call_links = CallLinks(target, golden)
+    pairs = aligned_pairs(call_links, link_alignment(call_links, alignment))
     partners = pairs.golden.copy()
     partners[[place for place, (rows, others) in pairs.groups.items() if len(rows) + len(others) > 2]] = -1
     return Pairs(pairs.target, partners, pairs.rule)

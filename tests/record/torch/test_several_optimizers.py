@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import twinprobe
+from support import slow
 from twinprobe._find.child import Program
 from twinprobe._runs.watch import Watched, read_watch
 
@@ -126,7 +127,9 @@ def test_an_optimizer_that_steps_again_begins_a_new_step(tmp_path: Path) -> None
     assert of_output[0] == pytest.approx(norms[0])  # the second forward pass is not in the first step
 
 
-@pytest.mark.parametrize("train", [adversaries, two_critics, one_for_each_layer, inside_backward, one_is_never_used])
+@pytest.mark.parametrize(
+    "train", [adversaries, inside_backward, *slow(two_critics, one_for_each_layer, one_is_never_used)]
+)
 def test_a_recorded_step_is_the_watched_step_of_its_number(tmp_path: Path, train: Any) -> None:
     """As find does it: the watch tells how many updates each step has, and the recording counts them."""
     found: dict[str, Any] = {}

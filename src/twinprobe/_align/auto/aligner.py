@@ -43,7 +43,7 @@ class _Reasons:
         if not tree.is_module[node]:
             return self._why_call(node)
         if self._facts.is_layer[node]:
-            shapes = " ".join(str(self._facts.prints.shape_text[row]) for row in self._facts.weights[node])
+            shapes = " ".join(str(self._facts.fingerprints.shape_text[row]) for row in self._facts.weights[node])
             return "no free layer at this place fits" + (f" its weights {shapes}" if shapes else "")
         if self._encloses[node]:
             return "a level of its own: no module of the other run encloses the same layers"
@@ -123,7 +123,7 @@ def _note_gaps(work: Workspace) -> None:
         if not tree.has_hierarchy:
             what = "modules are nested by their paths" if tree.modules else "API calls are aligned in order"
             work.notes.append(f"{path}: there is no construct.json with the hierarchy; {what}")
-        if not facts.prints.telling.any():
+        if not facts.fingerprints.telling.any():
             work.notes.append(f"{path}: no statistics were recorded; only names, shapes and order are used")
 
 

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 _BUCKETS = 25  # of a norm, for each factor of e: wider than what rounding moves
 
 
-class Prints:
+class Fingerprints:
     """The rows of a run by call and role, and their statistics as numbers (NaN where unknown)."""
 
     def __init__(self, side: Side) -> None:
@@ -128,7 +128,7 @@ _REORDERED = 0.5
 APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
 
 
-def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.float64]:
+def same_values(one: Fingerprints, rows: list[int], other: Fingerprints, others: list[int]) -> NDArray[np.float64]:
     """For all combinations of rows: 1 where they have as many elements and statistics that agree as far as they are
     known; less where their elements are in another order."""
     if len(others) >= _FEW:
@@ -139,7 +139,7 @@ def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) 
 
 
 def worth_of(
-    agree: NDArray[np.bool_], one: Prints, rows: NDArray[np.int64], other: Prints, others: NDArray[np.int64]
+    agree: NDArray[np.bool_], one: Fingerprints, rows: NDArray[np.int64], other: Fingerprints, others: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """1 for pairs of rows whose statistics agree, less where the sketches of two tensors of one shape do not."""
     found = agree.astype(np.float64)
@@ -153,7 +153,7 @@ def worth_of(
     return found
 
 
-def reordered(one: Prints, rows: ArrayLike, other: Prints, others: ArrayLike) -> NDArray[np.bool_]:
+def reordered(one: Fingerprints, rows: ArrayLike, other: Fingerprints, others: ArrayLike) -> NDArray[np.bool_]:
     """Which pairs of rows hold other elements, one by one, by their sketches, whatever their statistics."""
     from twinprobe._measure.sketch import estimate_pairs  # most alignments have no need of it
 
@@ -163,7 +163,7 @@ def reordered(one: Prints, rows: ArrayLike, other: Prints, others: ArrayLike) ->
     return np.zeros(len(rows), bool) if found is None else np.asarray(found.lower > APART)
 
 
-def best_partner(one: Prints, row: int, other: Prints, others: Iterable[int]) -> int:
+def best_partner(one: Fingerprints, row: int, other: Fingerprints, others: Iterable[int]) -> int:
     """The first of these rows that holds the same values; NONE where there is none. One with the elements in another
     order is taken only where no other fits."""
     agree = [partner for partner in others if row_values_agree(one, row, other, partner)]
@@ -176,8 +176,8 @@ def best_partner(one: Prints, row: int, other: Prints, others: Iterable[int]) ->
 class ValueCells:
     """How far two rows hold equal values, as ``same_values`` tells it; ``seen`` once any two asked about did."""
 
-    def __init__(self, one: Prints, rows: Sequence[int], other: Prints, others: Sequence[int]) -> None:
-        self._prints, self._places = (one, other), (np.array(rows, np.int64), np.array(others, np.int64))
+    def __init__(self, one: Fingerprints, rows: Sequence[int], other: Fingerprints, others: Sequence[int]) -> None:
+        self._fingerprints, self._places = (one, other), (np.array(rows, np.int64), np.array(others, np.int64))
         self._stats = one.known(rows), other.known(others)
         self._silent = tuple(np.isnan(stats[:, 3]) for stats in self._stats)
         numbers: dict[str, int] = {}
@@ -193,11 +193,11 @@ class ValueCells:
             equal = np.where(silent, self._digests[0][rows] == self._digests[1][columns], equal)
         self.seen = self.seen or bool(equal.any())
         places = self._places[0][rows], self._places[1][columns]
-        return worth_of(equal, self._prints[0], places[0], self._prints[1], places[1])
+        return worth_of(equal, self._fingerprints[0], places[0], self._fingerprints[1], places[1])
 
 
-def _digests(prints: Prints, rows: Sequence[int], numbers: dict[str, int], missing: int) -> Ints:
-    found = (prints.digest[row] if row != NONE else None for row in rows)
+def _digests(fingerprints: Fingerprints, rows: Sequence[int], numbers: dict[str, int], missing: int) -> Ints:
+    found = (fingerprints.digest[row] if row != NONE else None for row in rows)
     listed = [missing if digest is None else numbers.setdefault(digest, len(numbers)) for digest in found]
     return np.array(listed, dtype=np.int64)
 
@@ -205,7 +205,7 @@ def _digests(prints: Prints, rows: Sequence[int], numbers: dict[str, int], missi
 def statistics_agree(one: Array, other: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
     """Whether max, min, mean and norm of tensors of equal size agree, and whether that is known, of many pairs at once.
 
-    ``one`` and ``other`` are what ``Prints.known`` gives; ``rows`` and ``columns`` are places in them, broadcast.
+    ``one`` and ``other`` are what ``Fingerprints.known`` gives; ``rows`` and ``columns`` are places in them, broadcast.
     """
     shape = np.broadcast_shapes(rows.shape, columns.shape)
     with np.errstate(invalid="ignore"):
@@ -228,7 +228,7 @@ def statistics_agree(one: Array, other: Array, rows: Array, columns: Array) -> t
     return agree, known
 
 
-def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
+def row_values_agree(one: Fingerprints, row: int, other: Fingerprints, partner: int) -> bool | None:
     """Whether two rows hold the same values as far as statistics (or checksums) tell; None where they do not tell."""
     if NONE in (row, partner):
         return None

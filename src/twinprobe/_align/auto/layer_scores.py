@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.auto.fingerprints import Prints, merged, row_values_agree, same_values, statistics_agree, worth_of
+from twinprobe._align.auto.fingerprints import (
+    Fingerprints,
+    merged,
+    row_values_agree,
+    same_values,
+    statistics_agree,
+    worth_of,
+)
 from twinprobe._align.auto.sequence import Ints
 from twinprobe._align.auto.tree import Facts, Layer
 from twinprobe._align.auto.words import (
@@ -50,34 +57,36 @@ SAME_NORM = 1e-3  # rounding moves the norm of a whole weight by less
 class Units:
     """Layers (or groups of layers) of one side in columns."""
 
-    def __init__(self, layers: Sequence[Layer], prints: Prints) -> None:
-        self.layers, self.prints = layers, prints
+    def __init__(self, layers: Sequence[Layer], fingerprints: Fingerprints) -> None:
+        self.layers, self.fingerprints = layers, fingerprints
         rows: dict[str, list[tuple[int, ...]]] = {
             "weight": [layer.weight_rows for layer in layers], "bias": [layer.bias_rows for layer in layers],
             "output": [layer.output_rows for layer in layers], "input": [(layer.input_row,) for layer in layers],
         }  # fmt: skip
-        self.stats = {name: _merged_stats(groups, prints) for name, groups in rows.items()}
+        self.stats = {name: _merged_stats(groups, fingerprints) for name, groups in rows.items()}
         self.rows = {
             name: np.array([group[0] if len(group) == 1 else NONE for group in groups], dtype=np.int64)
             for name, groups in rows.items()
         }
         """The row of each layer that has one; sketches say nothing of several, joined."""
-        self.sizes = [(prints.shape(layer.input_row), prints.shape(layer.output_rows[0])) for layer in layers]
+        self.sizes = [
+            (fingerprints.shape(layer.input_row), fingerprints.shape(layer.output_rows[0])) for layer in layers
+        ]
 
     def __len__(self) -> int:
         return len(self.layers)
 
 
-def _merged_stats(rows: Sequence[tuple[int, ...]], prints: Prints) -> Array:
+def _merged_stats(rows: Sequence[tuple[int, ...]], fingerprints: Fingerprints) -> Array:
     """max, min, mean, norm and size of the concatenation of each tuple of rows; NaN where one is not telling."""
     if all(len(group) == 1 for group in rows):
-        return prints.known([group[0] for group in rows])
+        return fingerprints.known([group[0] for group in rows])
     result = np.full((len(rows), 5), np.nan)
     for at, group in enumerate(rows):
-        if NONE in group or not prints.telling[list(group)].all():
+        if NONE in group or not fingerprints.telling[list(group)].all():
             continue
-        sizes = prints.numel[list(group)]
-        result[at] = *merged(prints.stats[list(group)], sizes), sizes.sum()
+        sizes = fingerprints.numel[list(group)]
+        result[at] = *merged(fingerprints.stats[list(group)], sizes), sizes.sum()
     return result
 
 
@@ -119,7 +128,9 @@ class LayerScores:
         total: Array = np.zeros(())
         for name, worth in _EQUAL.items():
             agree, known = statistics_agree(target.stats[name], golden.stats[name], rows, columns)
-            same = worth_of(agree, target.prints, target.rows[name][rows], golden.prints, golden.rows[name][columns])
+            same = worth_of(
+                agree, target.fingerprints, target.rows[name][rows], golden.fingerprints, golden.rows[name][columns]
+            )
             total = total + worth * same
             if name == "weight":
                 total = total + np.where(known & ~agree, _UNEQUAL_WEIGHTS * self._share, 0.0)
@@ -340,8 +351,10 @@ def values_fit(target: Facts, node: int, golden: Facts, other: int) -> tuple[flo
         (target.input_row(node), golden.input_row(other), _EQUAL_MODULE_INPUT, 0.5),
         (target.output_row(node), golden.output_row(other), _EQUAL_MODULE_OUTPUT, 0.75),
     ):
-        score += size * like_sizes(target.prints.shape(target_row), golden.prints.shape(golden_row))
-        if row_values_agree(target.prints, target_row, golden.prints, golden_row):
-            score += worth * float(same_values(target.prints, [target_row], golden.prints, [golden_row])[0, 0])
+        score += size * like_sizes(target.fingerprints.shape(target_row), golden.fingerprints.shape(golden_row))
+        if row_values_agree(target.fingerprints, target_row, golden.fingerprints, golden_row):
+            score += worth * float(
+                same_values(target.fingerprints, [target_row], golden.fingerprints, [golden_row])[0, 0]
+            )
             same_output = worth == _EQUAL_MODULE_OUTPUT
     return score, same_output

@@ -1,4 +1,4 @@
-"""From an alignment to the board: linked calls, and the single rows that belong together where calls do not."""
+"""From an alignment to links: linked calls, and the single rows that belong together where calls do not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
-from twinprobe._align.auto.fingerprints import Prints, row_values_agree, same_values
+from twinprobe._align.auto.fingerprints import Fingerprints, row_values_agree, same_values
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
 from twinprobe._align.auto.rule_calls import WHOLE
 from twinprobe._align.auto.rule_layers import STACK_RULE, stacked_rows
 from twinprobe._align.calls import Head, Side, dims
 from twinprobe._align.flow import OTHER_WAY, PART, Flow, backward_rows, group_rows, other_ways, same_but_rounding
-from twinprobe._align.links import MEANING, MERGED, NONE, Board, CallGroup, Groups, Pairs, from_partners
+from twinprobe._align.links import MEANING, MERGED, NONE, CallGroup, CallLinks, Groups, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.rows import pairs_of, part_rows
 from twinprobe._align.turns import REORDERED, fits_shape
@@ -52,20 +52,20 @@ class RowLinks:
     doubtful: set[str] = field(default_factory=set)  # target calls of relations that a person should look at
 
 
-def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
-    """Add single rows to pairs that the board made, and remove what must stay unmatched or does not fit."""
-    height = board.target.run.table.height
+def apply_rows(call_links: CallLinks, pairs: Pairs, links: RowLinks) -> Pairs:
+    """Add single rows to pairs that the linked calls made, and remove what must stay unmatched or does not fit."""
+    height = call_links.target.run.table.height
     partners, rules = [NONE] * height, [""] * height
-    ops, others = board.target.run.table["op"].to_list(), board.golden.run.table["op"].to_list()
+    ops, others = call_links.target.run.table["op"].to_list(), call_links.golden.run.table["op"].to_list()
 
     def fits(row: int, other: int, rule: str) -> bool:
         if not rule.startswith(RULE):
             return True
-        one, two = dims(board.target.shapes[row]), dims(board.golden.shapes[other])
+        one, two = dims(call_links.target.shapes[row]), dims(call_links.golden.shapes[other])
         if one is None or two is None or fits_shape(one, two):
             return True
         # Layers that differ in one size (a padded vocabulary, a sequence cut short) are a finding, others no pair.
-        heads = board.target.head_of[ops[row]], board.golden.head_of[others[other]]
+        heads = call_links.target.head_of[ops[row]], call_links.golden.head_of[others[other]]
         is_module = heads[0].is_module and heads[1].is_module and not links.only_fitting
         return is_module and len(one) == len(two) and sum(a != b for a, b in zip(one, two, strict=True)) == 1
 
@@ -86,9 +86,9 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
             taken.update(golden)
             hidden.update(golden[1:])
             for row in target[1:]:
-                rules[row] = f"{rule}, part of the row of {board.target.names[target[0]]}"
-    found = from_partners(partners, board.golden.run.table.height, rules, pairs.notes)
-    _name_parts(board, found, links.call_groups)
+                rules[row] = f"{rule}, part of the row of {call_links.target.names[target[0]]}"
+    found = from_partners(partners, call_links.golden.run.table.height, rules, pairs.notes)
+    _name_parts(call_links, found, links.call_groups)
     shown = [
         place for place, row in enumerate(found.golden.tolist()) if row not in hidden or found.target[place] != NONE
     ]
@@ -96,32 +96,34 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
     return Pairs(found.target[shown], found.golden[shown], rules, found.notes, groups, links.call_groups)
 
 
-def _name_parts(board: Board, pairs: Pairs, groups: list[CallGroup]) -> None:
+def _name_parts(call_links: CallLinks, pairs: Pairs, groups: list[CallGroup]) -> None:
     """Say of unmatched rows of calls that are equal in meaning that they are parts."""
     if not groups:
         return
-    ops = board.target.run.table["op"].to_list(), board.golden.run.table["op"].to_list()
+    ops = call_links.target.run.table["op"].to_list(), call_links.golden.run.table["op"].to_list()
     parts = {op for group in groups for op in group.target}, {op for group in groups for op in group.golden}
     for place, (row, other) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
         if (other == NONE and ops[0][row] in parts[0]) or (row == NONE and ops[1][other] in parts[1]):
             pairs.rule[place] = PART
 
 
-def link_left_inputs(board: Board, pairs: Pairs, links: RowLinks, prints: tuple[Prints, Prints]) -> None:
+def link_left_inputs(
+    call_links: CallLinks, pairs: Pairs, links: RowLinks, fingerprints: tuple[Fingerprints, Fingerprints]
+) -> None:
     """Inputs that linked module calls take under other names or in another order: by values, else by shapes."""
     matched = set(pairs.target[pairs.golden != NONE].tolist()), set(pairs.golden[pairs.target != NONE].tolist())
-    for op, other in enumerate(board.partner):
-        if other == NONE or board.target.direction[op] != FORWARD or not board.target.head_of[op].is_module:
+    for op, other in enumerate(call_links.partner):
+        if other == NONE or call_links.target.direction[op] != FORWARD or not call_links.target.head_of[op].is_module:
             continue
-        target = [row for row in prints[0].rows(op, INPUT) if row not in matched[0]]
-        golden = [row for row in prints[1].rows(other, INPUT) if row not in matched[1]]
+        target = [row for row in fingerprints[0].rows(op, INPUT) if row not in matched[0]]
+        golden = [row for row in fingerprints[1].rows(other, INPUT) if row not in matched[1]]
         if not target or not golden:
             continue
         for row in target:
-            fitting = [at for at in golden if _fits(prints, row, at)]
-            rivals = [at for at in target if fitting and _fits(prints, at, fitting[0])]
+            fitting = [at for at in golden if _fits(fingerprints, row, at)]
+            rivals = [at for at in target if fitting and _fits(fingerprints, at, fitting[0])]
             if len(fitting) == 1 and len(rivals) == 1:
-                links.pairs[row] = fitting[0], f"{board.rule[op]}, input of these values"
+                links.pairs[row] = fitting[0], f"{call_links.rule[op]}, input of these values"
 
 
 def link_group(
@@ -134,7 +136,11 @@ def link_group(
     if _meet_around(flows, target[-1], golden[-1]):
         # Modules around give the same: what differs is another way there, -inf in a mask and a low number.
         leaving, entering = (
-            [pair for pair in rows if row_values_agree(flows[0].prints, pair[0], flows[1].prints, pair[1]) is not False]
+            [
+                pair
+                for pair in rows
+                if row_values_agree(flows[0].fingerprints, pair[0], flows[1].fingerprints, pair[1]) is not False
+            ]
             for rows in (leaving, entering)
         )
     links.groups += [(parts, others, f"{rule}{MEANING}") for parts, others in joined]
@@ -149,65 +155,80 @@ def link_group(
 def _meet_around(flows: tuple[Flow, Flow], op: int, other: int) -> bool:
     """Whether a module around the one call gives the same as a module around the other."""
     around = [
-        [int(flow.prints.first_output[module]) for module in flow.side.around(call)[:_MOST_LEVELS]]
+        [int(flow.fingerprints.first_output[module]) for module in flow.side.around(call)[:_MOST_LEVELS]]
         for flow, call in zip(flows, (op, other), strict=True)
     ]
     return any(
-        NONE not in (row, at) and same_but_rounding(flows[0].prints, row, flows[1].prints, at)
+        NONE not in (row, at) and same_but_rounding(flows[0].fingerprints, row, flows[1].fingerprints, at)
         for row, at in product(*around)
     )
 
 
-def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
+def link_by_shape(
+    call_links: CallLinks, links: RowLinks, fingerprints: tuple[Fingerprints, Fingerprints], op: int, other: int
+) -> None:
     """Gradients that the backward calls of two APIs list in different orders, where a shape occurs once."""
-    back = board.target.backward(op), board.golden.backward(other)
+    back = call_links.target.backward(op), call_links.golden.backward(other)
     if NONE in back:
         return
-    rows = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
-    shapes = [prints[0].shape_text[row] for row in rows[0]], [prints[1].shape_text[row] for row in rows[1]]
+    rows = fingerprints[0].rows(back[0], OUTPUT), fingerprints[1].rows(back[1], OUTPUT)
+    shapes = [fingerprints[0].shape_text[row] for row in rows[0]], [fingerprints[1].shape_text[row] for row in rows[1]]
     if len(rows[0]) < 2 or Counter(shapes[0]) != Counter(shapes[1]) or shapes[0] == shapes[1]:
         return
     for row, shape in zip(rows[0], shapes[0], strict=True):
         if shapes[0].count(shape) == 1:
-            links.pairs[row] = rows[1][shapes[1].index(shape)], f"{board.rule[op]}, gradient of this shape"
+            links.pairs[row] = rows[1][shapes[1].index(shape)], f"{call_links.rule[op]}, gradient of this shape"
 
 
-def _fits(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
-    agree = row_values_agree(prints[0], row, prints[1], other)
+def _fits(fingerprints: tuple[Fingerprints, Fingerprints], row: int, other: int) -> bool:
+    agree = row_values_agree(fingerprints[0], row, fingerprints[1], other)
     if agree is None:
-        return prints[0].shape_text[row] == prints[1].shape_text[other]
-    return agree and bool(prints[0].numel[row] == prints[1].numel[other])
+        return fingerprints[0].shape_text[row] == fingerprints[1].shape_text[other]
+    return agree and bool(fingerprints[0].numel[row] == fingerprints[1].numel[other])
 
 
 def link_parts(
-    board: Board, links: RowLinks, prints: tuple[Prints, Prints], target: list[int], golden: list[int], rule: str
+    call_links: CallLinks,
+    links: RowLinks,
+    fingerprints: tuple[Fingerprints, Fingerprints],
+    target: list[int],
+    golden: list[int],
+    rule: str,
 ) -> None:
     """Split layers against a fused one: outputs, parameters and their gradients side by side, the input once."""
-    first = prints[0].rows(target[0], INPUT), prints[1].rows(golden[0], INPUT)
+    first = fingerprints[0].rows(target[0], INPUT), fingerprints[1].rows(golden[0], INPUT)
     for row, other in product(first[0], first[1]):
-        shapes = prints[0].shape(row), prints[1].shape(other)
+        shapes = fingerprints[0].shape(row), fingerprints[1].shape(other)
         if shapes[0] is not None and shapes[1] is not None and fits_shape(shapes[0], shapes[1]):
             links.pairs[row] = other, rule
             break
-    sides = (board.target, target), (board.golden, golden)
+    sides = (call_links.target, target), (call_links.golden, golden)
     for direction, role in _TOGETHER:
-        rows = [_by_name(side, print_, ops, direction, role) for (side, ops), print_ in zip(sides, prints, strict=True)]
+        rows = [
+            _by_name(side, print_, ops, direction, role)
+            for (side, ops), print_ in zip(sides, fingerprints, strict=True)
+        ]
         for name, parts in rows[0].items():
             named = [rows[1][name]] if name in rows[1] else []
             for others in [*named, *rows[1].values()]:
-                if len(parts) == len(target) and len(others) == len(golden) and _add_up(prints, parts, others):
+                if len(parts) == len(target) and len(others) == len(golden) and _add_up(fingerprints, parts, others):
                     links.groups.append((tuple(parts), tuple(others), rule))
                     break
 
 
 def link_stack(
-    board: Board, links: RowLinks, prints: tuple[Prints, Prints], target: list[int], golden: list[int], rule: str
+    call_links: CallLinks,
+    links: RowLinks,
+    fingerprints: tuple[Fingerprints, Fingerprints],
+    target: list[int],
+    golden: list[int],
+    rule: str,
 ) -> None:
     """Weights of several networks, stacked in one module, against those of all their layers; so their gradients."""
     turned = len(target) > 1
     whole, several = (golden, target) if turned else (target, golden)
-    sides = (board.golden, board.target) if turned else (board.target, board.golden)
-    held, parted = prints[turned], prints[not turned]
+    sides = (call_links.golden, call_links.target) if turned else (call_links.target, call_links.golden)
+    held, parted = fingerprints[turned], fingerprints[not turned]
     gradients: list[dict[tuple[str, str], int]] = [{}, {}]
     for side, print_, ops, known in zip(sides, (held, parted), (whole, several), gradients, strict=True):
         for op in ops:
@@ -226,15 +247,15 @@ def _parameter(side: Side, op: int, row: int) -> tuple[str, str]:
     return side.head_of[op].name, side.names[row].rpartition(".")[2]
 
 
-def _add_up(prints: tuple[Prints, Prints], parts: list[int], others: list[int]) -> bool:
+def _add_up(fingerprints: tuple[Fingerprints, Fingerprints], parts: list[int], others: list[int]) -> bool:
     """Whether both sides have as many elements in all, and axes that could be joined; unknown ones may."""
-    sizes = prints[0].numel[parts].sum(), prints[1].numel[others].sum()
-    shapes = [prints[0].shape(parts[0]), prints[1].shape(others[0])]
+    sizes = fingerprints[0].numel[parts].sum(), fingerprints[1].numel[others].sum()
+    shapes = [fingerprints[0].shape(parts[0]), fingerprints[1].shape(others[0])]
     ranks = {len(shape) > 1 for shape in shapes if shape is not None}
     return not (sizes[0] != sizes[1] and np.isfinite(sizes).all()) and len(ranks) < 2
 
 
-def _by_name(side: Side, prints: Prints, ops: list[int], direction: str, role: int) -> dict[str, list[int]]:
+def _by_name(side: Side, fingerprints: Fingerprints, ops: list[int], direction: str, role: int) -> dict[str, list[int]]:
     """The rows of several calls in one role, by what they are called inside their call."""
     found: dict[str, list[int]] = {}
     for op in ops:
@@ -242,7 +263,7 @@ def _by_name(side: Side, prints: Prints, ops: list[int], direction: str, role: i
         call = op if direction == FORWARD else calls.get(side.call[op], next(iter(calls.values()), NONE))
         if call == NONE:
             continue
-        rows = prints.rows(call, role)
+        rows = fingerprints.rows(call, role)
         if role == OUTPUT or direction == BACKWARD:
             rows = rows[:1]
         elif role == INPUT:
@@ -253,15 +274,15 @@ def _by_name(side: Side, prints: Prints, ops: list[int], direction: str, role: i
     return found
 
 
-def part_residual(board: Board, links: RowLinks, op: int, other: int, inside: str) -> None:
+def part_residual(call_links: CallLinks, links: RowLinks, op: int, other: int, inside: str) -> None:
     """One of two linked modules returns its result with the residual added: their outputs are different things."""
     if inside == "golden":
-        around = board.golden.parents[other]
-        module = board.back[around] if around != NONE else NONE
+        around = call_links.golden.parents[other]
+        module = call_links.back[around] if around != NONE else NONE
     else:
-        module = board.target.parents[op]
+        module = call_links.target.parents[op]
     if module != NONE:
-        side = board.target
+        side = call_links.target
         links.alone.update([row for row in side.rows(module) if side.roles[row] == OUTPUT][:1])
 
 
@@ -271,22 +292,26 @@ _MOST = 4
 _VALUES, _SHAPE = 2, 1
 
 
-def link_operands(board: Board, links: RowLinks, prints: tuple[Prints, Prints]) -> None:
+def link_operands(call_links: CallLinks, links: RowLinks, fingerprints: tuple[Fingerprints, Fingerprints]) -> None:
     """Pair inputs anew, and their gradients, where values and shapes fit better in another order."""
-    for op, other in enumerate(board.partner):
-        if other == NONE or board.target.direction[op] != FORWARD or not board.rule[op].startswith(f"{RULE}:"):
+    for op, other in enumerate(call_links.partner):
+        if (
+            other == NONE
+            or call_links.target.direction[op] != FORWARD
+            or not call_links.rule[op].startswith(f"{RULE}:")
+        ):
             continue
-        if board.target.head_of[op].is_module or board.golden.head_of[other].is_module:
+        if call_links.target.head_of[op].is_module or call_links.golden.head_of[other].is_module:
             continue
-        target, golden = prints[0].rows(op, INPUT), prints[1].rows(other, INPUT)
+        target, golden = fingerprints[0].rows(op, INPUT), fingerprints[1].rows(other, INPUT)
         if len(target) == len(golden) and 2 <= len(target) <= _MOST:
-            order = _order(prints, target, golden)
-            _link(links, target, golden, order, board.rule[op])
-            back = board.target.backward(op), board.golden.backward(other)
+            order = _order(fingerprints, target, golden)
+            _link(links, target, golden, order, call_links.rule[op])
+            back = call_links.target.backward(op), call_links.golden.backward(other)
             if order and NONE not in back:
-                gradients = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
+                gradients = fingerprints[0].rows(back[0], OUTPUT), fingerprints[1].rows(back[1], OUTPUT)
                 if len(gradients[0]) == len(gradients[1]) == len(target):
-                    _link(links, *gradients, order, board.rule[op])
+                    _link(links, *gradients, order, call_links.rule[op])
 
 
 def _link(links: RowLinks, target: list[int], golden: list[int], order: tuple[int, ...], rule: str) -> None:
@@ -295,9 +320,9 @@ def _link(links: RowLinks, target: list[int], golden: list[int], order: tuple[in
         links.pairs[target[at]] = golden[to], f"{rule}, argument order"
 
 
-def _order(prints: tuple[Prints, Prints], target: list[int], golden: list[int]) -> tuple[int, ...]:
+def _order(fingerprints: tuple[Fingerprints, Fingerprints], target: list[int], golden: list[int]) -> tuple[int, ...]:
     """The place among ``golden`` of each of ``target``; nothing where they stand in the same order."""
-    fits = [[_fit(prints, row, other) for other in golden] for row in target]
+    fits = [[_fit(fingerprints, row, other) for other in golden] for row in target]
     direct = tuple(range(len(target)))
     best = max(permutations(direct), key=lambda order: (_total(fits, order), order == direct))
     # Each must fit: an order that suits one and spoils another is no order.
@@ -310,27 +335,27 @@ def _total(fits: list[list[int]], order: tuple[int, ...]) -> int:
     return sum(fits[at][to] for at, to in enumerate(order))
 
 
-def _fit(prints: tuple[Prints, Prints], row: int, other: int) -> int:
-    shapes = prints[0].shape(row), prints[1].shape(other)
+def _fit(fingerprints: tuple[Fingerprints, Fingerprints], row: int, other: int) -> int:
+    shapes = fingerprints[0].shape(row), fingerprints[1].shape(other)
     if shapes[0] is None or shapes[1] is None or not fits_shape(shapes[0], shapes[1]):
         return 0
     # Two arguments of the same statistics are told apart by their sketches.
-    return _SHAPE + int(_VALUES * same_values(prints[0], [row], prints[1], [other])[0, 0])
+    return _SHAPE + int(_VALUES * same_values(fingerprints[0], [row], fingerprints[1], [other])[0, 0])
 
 
 _Many = tuple[Relation[str], list[int], list[int]]  # with the numbers of its calls
 
 
-def link_alignment(board: Board, alignment: Alignment, *, where: object = None) -> RowLinks:
+def link_alignment(call_links: CallLinks, alignment: Alignment, *, where: object = None) -> RowLinks:
     """Link all calls of an alignment that are still free, with their backward calls and parameter gradients.
 
     What cannot be said call by call (fused layers, chains of calls, residuals) comes back as links of single rows, for
     ``aligned_pairs``. ``where`` names the file that the alignment was read from.
     """
     if where is not None:
-        _check_names(board, alignment, where)
-    numbers = board.target.number_of, board.golden.number_of
-    prints = Prints(board.target), Prints(board.golden)
+        _check_names(call_links, alignment, where)
+    numbers = call_links.target.number_of, call_links.golden.number_of
+    fingerprints = Fingerprints(call_links.target), Fingerprints(call_links.golden)
     many: list[_Many] = []
     heads: dict[tuple[str, str], tuple[Head, Head, str]] = {}
     for relation in alignment.relations:
@@ -341,58 +366,59 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
         if (
             not relation.one_to_one
             or relation.rule in (RESULTS, WHOLE)
-            or _other_way(board, prints, target[0], golden[0])
+            or _other_way(call_links, fingerprints, target[0], golden[0])
         ):
             many.append((relation, target, golden))
-        elif board.link(target[0], golden[0], f"{RULE}: {relation.rule}"):
-            one, other = board.target.head_of[target[0]], board.golden.head_of[golden[0]]
+        elif call_links.link(target[0], golden[0], f"{RULE}: {relation.rule}"):
+            one, other = call_links.target.head_of[target[0]], call_links.golden.head_of[golden[0]]
             heads.setdefault((one.name, other.name), (one, other, f"{RULE}: {relation.rule}"))
             if relation.kind == RESIDUAL:
                 many.append((relation, target, golden))
-    board.follow_forward()
-    _link_gradients(board, heads.values())
-    return _row_links(board, many, prints)
+    call_links.follow_forward()
+    _link_gradients(call_links, heads.values())
+    return _row_links(call_links, many, fingerprints)
 
 
-def _other_way(board: Board, prints: tuple[Prints, Prints], op: int, other: int) -> bool:
+def _other_way(call_links: CallLinks, fingerprints: tuple[Fingerprints, Fingerprints], op: int, other: int) -> bool:
     """Whether two API calls give the same, but take something else: they are compared by what holds the same."""
-    if board.target.head_of[op].is_module or board.golden.head_of[other].is_module:
+    if call_links.target.head_of[op].is_module or call_links.golden.head_of[other].is_module:
         return False
-    outputs = int(prints[0].first_output[op]), int(prints[1].first_output[other])
+    outputs = int(fingerprints[0].first_output[op]), int(fingerprints[1].first_output[other])
     if NONE in outputs:
         return False
-    agree = row_values_agree(prints[0], outputs[0], prints[1], outputs[1])
+    agree = row_values_agree(fingerprints[0], outputs[0], fingerprints[1], outputs[1])
     if agree is None:  # of one value all over
-        agree = prints[0].shape_text[outputs[0]] == prints[1].shape_text[outputs[1]] and bool(
-            np.array_equal(prints[0].stats[outputs[0]], prints[1].stats[outputs[1]], equal_nan=True)
+        agree = fingerprints[0].shape_text[outputs[0]] == fingerprints[1].shape_text[outputs[1]] and bool(
+            np.array_equal(fingerprints[0].stats[outputs[0]], fingerprints[1].stats[outputs[1]], equal_nan=True)
         )
     if not agree:
         return False
-    inputs = prints[0].rows(op, INPUT), prints[1].rows(other, INPUT)
+    inputs = fingerprints[0].rows(op, INPUT), fingerprints[1].rows(other, INPUT)
     return any(
-        all(row_values_agree(prints[0], row, prints[1], at) is False for at in inputs[1]) for row in inputs[0]
+        all(row_values_agree(fingerprints[0], row, fingerprints[1], at) is False for at in inputs[1])
+        for row in inputs[0]
     ) and bool(inputs[1])
 
 
-def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
+def aligned_pairs(call_links: CallLinks, links: RowLinks) -> Pairs:
     """The rows of all linked calls, and those that an alignment links one by one."""
-    pairs = pairs_of(board)
+    pairs = pairs_of(call_links)
     if links.by_place and not links.replaced:
-        return apply_rows(board, pairs, links)
-    prints = Prints(board.target), Prints(board.golden)
+        return apply_rows(call_links, pairs, links)
+    fingerprints = Fingerprints(call_links.target), Fingerprints(call_links.golden)
     if not links.by_place:
-        link_left_inputs(board, pairs, links, prints)
-    pairs = apply_rows(board, pairs, links)
+        link_left_inputs(call_links, pairs, links, fingerprints)
+    pairs = apply_rows(call_links, pairs, links)
     if links.only_fitting:  # a mapping file is the user's word
         return pairs
-    flows = Flow(board.target, prints[0]), Flow(board.golden, prints[1])
+    flows = Flow(call_links.target, fingerprints[0]), Flow(call_links.golden, fingerprints[1])
     places, reordered = other_ways(flows, pairs, links.replaced if links.by_place else None)
     for place in reordered:
         pairs.rule[place] += REORDERED
     return part_rows(pairs, places, OTHER_WAY)
 
 
-def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> None:
+def _link_gradients(call_links: CallLinks, heads: Iterable[tuple[Head, Head, str]]) -> None:
     """The gradients of a module's parameters, and backward calls whose number differs from their forward call's."""
     pairs = list(heads)
     met = Counter(id(head) for pair in pairs for head in pair[:2])
@@ -402,78 +428,86 @@ def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> No
             continue
         for direction in (GRADIENTS, BACKWARD):
             target, golden = head.calls.get(direction, {}), other.calls.get(direction, {})
-            free = [op for op in target.values() if board.partner[op] == NONE]
-            others = [op for op in golden.values() if board.back[op] == NONE]
+            free = [op for op in target.values() if call_links.partner[op] == NONE]
+            others = [op for op in golden.values() if call_links.back[op] == NONE]
             if len(free) == len(others):
                 for op, partner in zip(free, others, strict=True):
-                    board.link(op, partner, rule)
+                    call_links.link(op, partner, rule)
 
 
-def _row_links(board: Board, many: list[_Many], prints: tuple[Prints, Prints]) -> RowLinks:
+def _row_links(call_links: CallLinks, many: list[_Many], fingerprints: tuple[Fingerprints, Fingerprints]) -> RowLinks:
     links = RowLinks()
-    flows = Flow(board.target, prints[0]), Flow(board.golden, prints[1])
+    flows = Flow(call_links.target, fingerprints[0]), Flow(call_links.golden, fingerprints[1])
     for relation, target, golden in many:
         if relation.kind == RESIDUAL:
-            part_residual(board, links, target[0], golden[0], relation.inside)
-        elif all(board.partner[op] == NONE for op in target) and all(board.back[op] == NONE for op in golden):
+            part_residual(call_links, links, target[0], golden[0], relation.inside)
+        elif all(call_links.partner[op] == NONE for op in target) and all(call_links.back[op] == NONE for op in golden):
             rule = f"{RULE}: {relation.rule}"
             if relation.rule == STACK_RULE:
-                link_stack(board, links, prints, target, golden, rule)
+                link_stack(call_links, links, fingerprints, target, golden, rule)
             elif relation.kind == FUSED:
-                link_parts(board, links, prints, target, golden, rule)
+                link_parts(call_links, links, fingerprints, target, golden, rule)
             else:
                 link_group(links, flows, target, golden, f"{RULE}: ")
-    link_operands(board, links, prints)
-    if board.across_frameworks:
-        for op, other in enumerate(board.partner):
-            if other != NONE and not board.target.head_of[op].is_module and board.target.direction[op] == FORWARD:
-                link_by_shape(board, links, prints, op, other)
+    link_operands(call_links, links, fingerprints)
+    if call_links.across_frameworks:
+        for op, other in enumerate(call_links.partner):
+            if (
+                other != NONE
+                and not call_links.target.head_of[op].is_module
+                and call_links.target.direction[op] == FORWARD
+            ):
+                link_by_shape(call_links, links, fingerprints, op, other)
     return links
 
 
-def link_automatically(board: Board, *, by_results: bool = True) -> RowLinks | None:
+def link_automatically(call_links: CallLinks, *, by_results: bool = True) -> RowLinks | None:
     """Align two runs as far as no other rule has linked them; None where they have too little in common.
 
     Without ``by_results`` only calls of like names are paired, and only values whose shapes fit.
     """
-    known = [(board.target.ops[op], board.golden.ops[other]) for op, other in enumerate(board.partner) if other != NONE]
-    alignment = align_sides(board.target, board.golden, known, by_results=by_results)
+    known = [
+        (call_links.target.ops[op], call_links.golden.ops[other])
+        for op, other in enumerate(call_links.partner)
+        if other != NONE
+    ]
+    alignment = align_sides(call_links.target, call_links.golden, known, by_results=by_results)
     found, of = alignment.matched_modules, alignment.modules
     if not alignment.relations:
         if of[0] and not found[0]:
-            board.notes.append(
+            call_links.notes.append(
                 f"the names differ, and 0 of {of[0]} modules could be aligned: are these runs of the same model?"
             )
         return None
     mapped = [
         sum(link != NONE and side.head_of[op].is_module and side.direction[op] == FORWARD for op, link in enumerate(to))
-        for side, to in ((board.target, board.partner), (board.golden, board.back))
+        for side, to in ((call_links.target, call_links.partner), (call_links.golden, call_links.back))
     ]
     if found[0] > mapped[0]:
         left = " that the mapping leaves" if mapped[0] else ""
-        board.notes.append(
+        call_links.notes.append(
             f"the names differ: {found[0] - mapped[0]} of {of[0] - mapped[0]} modules{left} were aligned with "
             f"{found[1] - mapped[1]} of {of[1] - mapped[1]} by structure and values (twinprobe align shows how)"
         )
-    links = link_alignment(board, alignment)
+    links = link_alignment(call_links, alignment)
     links.only_fitting = not by_results
     links.doubtful = {name for relation in alignment.doubtful() for name in relation.target}
     return links
 
 
-def link_equal_modules(board: Board) -> None:
+def link_equal_modules(call_links: CallLinks) -> None:
     """Modules of equal name that no rule has linked; API calls of equal name and number mean nothing elsewhere."""
-    for head in board.target.modules:
-        other = board.golden.heads.get(head.name)
+    for head in call_links.target.modules:
+        other = call_links.golden.heads.get(head.name)
         if other is not None:
-            board.link_heads(head, other, NAME, by_order=False)
+            call_links.link_heads(head, other, NAME, by_order=False)
 
 
-def _check_names(board: Board, alignment: Alignment, where: object) -> None:
+def _check_names(call_links: CallLinks, alignment: Alignment, where: object) -> None:
     """An edited alignment may name calls that do not exist; ranks of one model may lack some, but not most."""
     strange: list[str] = []
     count = 0
-    for side, taken in (("target", board.target), ("golden", board.golden)):
+    for side, taken in (("target", call_links.target), ("golden", call_links.golden)):
         inner = taken.run.parents.keys()
         names = [name for relation in alignment.relations for name in getattr(relation, side)]
         count += len(names)
@@ -487,4 +521,4 @@ def _check_names(board: Board, alignment: Alignment, where: object) -> None:
         return
     if 2 * len(strange) > count:
         raise BadInput(strange[0], where=str(where), hint="use the names in dump.json, or align the runs again")
-    board.notes.append(f"{where}: {len(strange)} names are not known in this run: {strange[0]}")
+    call_links.notes.append(f"{where}: {len(strange)} names are not known in this run: {strange[0]}")

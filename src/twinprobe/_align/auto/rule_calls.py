@@ -48,8 +48,8 @@ class CallKind:
         self.is_module = tree.is_module[node]
         self.cls = tree.cls[node]
         self.path = unnumbered(tree.path[node]) if self.is_module else ""
-        self.inputs = facts.prints.shape(facts.input_row(node)) if sized else None
-        self.outputs = facts.prints.shape(facts.output_row(node)) if sized else None
+        self.inputs = facts.fingerprints.shape(facts.input_row(node)) if sized else None
+        self.outputs = facts.fingerprints.shape(facts.output_row(node)) if sized else None
         functions = {_plain(tree.family[node])}
         if self.is_module:
             calls = {_plain(tree.family[child]) for child in tree.children[node]}
@@ -93,7 +93,7 @@ def _one_size(one: Shape | None, other: Shape | None) -> float:
 def equal_values(target: Facts, target_nodes: list[int], golden: Facts, golden_nodes: list[int]) -> NDArray[np.float64]:
     """What equal inputs and outputs add, for all combinations of two lists of calls."""
     outputs, inputs = (
-        same_values(target.prints, target_rows, golden.prints, golden_rows)
+        same_values(target.fingerprints, target_rows, golden.fingerprints, golden_rows)
         for target_rows, golden_rows in zip(
             _first_rows(target, target_nodes), _first_rows(golden, golden_nodes), strict=True
         )
@@ -111,7 +111,7 @@ class EqualCells:
 
     def __init__(self, target: Facts, target_nodes: list[int], golden: Facts, golden_nodes: list[int]) -> None:
         self._outputs, self._inputs = (
-            ValueCells(target.prints, target_rows, golden.prints, golden_rows)
+            ValueCells(target.fingerprints, target_rows, golden.fingerprints, golden_rows)
             for target_rows, golden_rows in zip(
                 _first_rows(target, target_nodes), _first_rows(golden, golden_nodes), strict=True
             )
@@ -260,7 +260,7 @@ def _sizes_meet(work: Workspace) -> bool:
         if link.one_to_one and work.target.is_layer[link.target[0]]:
             rows = work.target.output_row(link.target[0]), work.golden.output_row(link.golden[0])
             if NONE not in rows:
-                met.append(work.target.prints.numel[rows[0]] == work.golden.prints.numel[rows[1]])
+                met.append(work.target.fingerprints.numel[rows[0]] == work.golden.fingerprints.numel[rows[1]])
     return bool(2 * sum(met) >= len(met))
 
 
@@ -273,7 +273,7 @@ _CONFIDENCE, _BY_PLACE = 0.9, 0.7
 def link_results(work: Workspace) -> None:
     """Link free API calls of linked modules in groups, between places where both runs have the same values."""
     facts = work.target, work.golden
-    flows = Flow(facts[0].tree.side, facts[0].prints), Flow(facts[1].tree.side, facts[1].prints)
+    flows = Flow(facts[0].tree.side, facts[0].fingerprints), Flow(facts[1].tree.side, facts[1].fingerprints)
     for node, other in work.matched_modules():
         found = pieces(work, node, other, opened=True)
         if facts[0].is_layer[node] != facts[1].is_layer[other]:  # one layer is the other's layers: all that they call

@@ -117,7 +117,7 @@ def _wrapped(facts: Facts, chain: list[int]) -> list[object]:
     """Equal for modules of a chain with the very same input and output tensors: either stands for the other."""
     found: list[object] = []
     for at, node in enumerate(chain):
-        tensors = tuple(facts.prints.tensor(row) for row in (facts.input_row(node), facts.output_row(node)))
+        tensors = tuple(facts.fingerprints.tensor(row) for row in (facts.input_row(node), facts.output_row(node)))
         found.append(tensors if None not in tensors else at)
     return found
 
@@ -162,8 +162,8 @@ def _link(work: Workspace, node: int, other: int, *, mirrored: bool) -> bool:
     after = _add_after(outer, outside, linked[1])
     if NONE in (adds, after) or _last_add(outer, outside, linked[1]) != NONE:
         return False
-    equal = row_values_agree(inner.prints, inner.output_row(adds), outer.prints, outer.output_row(after))
-    shapes = inner.prints.shape(inner.output_row(adds)), outer.prints.shape(outer.output_row(after))
+    equal = row_values_agree(inner.fingerprints, inner.output_row(adds), outer.fingerprints, outer.output_row(after))
+    shapes = inner.fingerprints.shape(inner.output_row(adds)), outer.fingerprints.shape(outer.output_row(after))
     if (
         work.outputs_agree(node, other)
         or shapes[0] is None
@@ -194,8 +194,8 @@ def _add_after(facts: Facts, node: int, linked: list[int]) -> int:
     if after == NONE or linked[after] != NONE:
         return NONE
     given = facts.output_row(node)
-    takes = [facts.prints.stats[row].tolist() for row in facts.prints.rows(facts.tree.op[after], 0)]
-    return after if given != NONE and facts.prints.stats[given].tolist() in takes else NONE
+    takes = [facts.fingerprints.stats[row].tolist() for row in facts.fingerprints.rows(facts.tree.op[after], 0)]
+    return after if given != NONE and facts.fingerprints.stats[given].tolist() in takes else NONE
 
 
 def _is_add(facts: Facts, node: int) -> bool:
@@ -223,15 +223,15 @@ def _free_branches(facts: Facts, linked: list[int]) -> dict[int, list[Layer]]:
     taken: dict[int, set[object]] = defaultdict(set)
     for layer in facts.layers:
         if linked[layer.node] != NONE:
-            taken[linked_scope(facts, linked, layer.node)].add(facts.prints.tensor(layer.input_row))
+            taken[linked_scope(facts, linked, layer.node)].add(facts.fingerprints.tensor(layer.input_row))
     found = {}
     for scope, layers in by_scope(facts, linked).items():
-        known = taken[scope] | {facts.prints.tensor(facts.input_row(scope))}
+        known = taken[scope] | {facts.fingerprints.tensor(facts.input_row(scope))}
         branching = []
         for layer in layers:
-            if facts.prints.tensor(layer.input_row) in known - {None}:
+            if facts.fingerprints.tensor(layer.input_row) in known - {None}:
                 branching.append(layer)
-                known.add(facts.prints.tensor(layer.output_rows[0]))
+                known.add(facts.fingerprints.tensor(layer.output_rows[0]))
         if branching:
             found[scope] = branching
     return found

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import FUSED, SAME
-from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.fingerprints import Fingerprints, row_values_agree
 from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, like_sizes, shared_weights
 from twinprobe._align.auto.sequence import Floats, Group, Ints, Problem, Step, guess_by_keys, pair_in_order, rising
 from twinprobe._align.auto.tree import Facts, Layer, groups_of
@@ -182,12 +182,12 @@ def _is_coherent(work: Workspace) -> bool:
     for link in work.links:
         rows = target.output_row(link.target[0]), golden.output_row(link.golden[0])
         single = link.one_to_one and NONE not in rows
-        differ = single and target.prints.numel[rows[0]] != golden.prints.numel[rows[1]]
+        differ = single and target.fingerprints.numel[rows[0]] != golden.fingerprints.numel[rows[1]]
         weights = target.weights[link.target[0]], golden.weights[link.golden[0]]
         differ |= all(weights) and len(weights[0]) != len(weights[1])
         weight += len(link.target if smaller else link.golden) * (_OF_OTHER_SIZE if differ else 1.0)
-        if single and row_values_agree(target.prints, rows[0], golden.prints, rows[1]):
-            norms = float(target.prints.stats[rows[0], 3]), float(golden.prints.stats[rows[1], 3])
+        if single and row_values_agree(target.fingerprints, rows[0], golden.fingerprints, rows[1]):
+            norms = float(target.fingerprints.stats[rows[0], 3]), float(golden.fingerprints.stats[rows[1], 3])
             equal += abs(norms[0] - norms[1]) <= SAME_NORM * max(norms)
     return (is_one_build and weight >= _NEARLY_ALL * fewer) or equal > _SOME_SHARED * fewer
 
@@ -238,7 +238,7 @@ class _LayerMatcher:
         self._work = work
         self._target_layers, self._golden_layers = target_layers, golden_layers
         target, golden = work.target, work.golden
-        self._units = Units(target_layers, target.prints), Units(golden_layers, golden.prints)
+        self._units = Units(target_layers, target.fingerprints), Units(golden_layers, golden.fingerprints)
         self._share = shared_weights(*self._units)
         work.share = max(work.share, self._share)
         self.scores = LayerScores(*self._units, self._share)
@@ -351,7 +351,7 @@ class _Groups:
         groups = [(end, size, group) for size in _SIZES for end, group in groups_of(layers, facts.tree, size)]
         self._groups = [entry for entry in groups if entry[2].features in widths]
         self._places = {key: np.array(places) for key, places in widths.items()}
-        units = Units([group for _, _, group in self._groups], facts.prints)
+        units = Units([group for _, _, group in self._groups], facts.fingerprints)
         sides = (others, units) if mirrored else (units, others)
         self._scores = LayerScores(*sides, share, grouped=True) if self._groups else None
 
@@ -429,7 +429,7 @@ def _link(work: Workspace, sides: tuple[_Weights, _Weights], one: int, other: in
         return
     rows = (target.input_row(one), golden.input_row(other)), (target.output_row(one), golden.output_row(other))
     if any(
-        like_sizes(target.prints.shape(target_row), golden.prints.shape(golden_row)) < 0
+        like_sizes(target.fingerprints.shape(target_row), golden.fingerprints.shape(golden_row)) < 0
         for target_row, golden_row in rows
     ):
         return
@@ -448,14 +448,16 @@ def _link_stack(work: Workspace, sides: tuple[_Weights, _Weights], piece: Piece)
     if not held.is_layer[whole] or counts[0] != counts[1] or not all(parted.tree.is_module[node] for node in layers):
         return
     rows = [row for node in layers for row in parted.weights[node]]
-    stacks = stacked_rows(held.prints, held.weights[whole], parted.prints, rows)
+    stacks = stacked_rows(held.fingerprints, held.weights[whole], parted.fingerprints, rows)
     if sum(map(len, stacks.values())) == len(rows):
         reason = f"{len(layers)} layers, stacked: {counts[0]:.0f} weights in all"
         target, golden = (tuple(layers), (whole,)) if turned else ((whole,), tuple(layers))
         work.link(Link(target, golden, STACK_RULE, reason, _BY_SIZE, FUSED))
 
 
-def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[int]) -> dict[int, tuple[int, ...]]:
+def stacked_rows(
+    whole: Fingerprints, stacked: list[int], parts: Fingerprints, rows: list[int]
+) -> dict[int, tuple[int, ...]]:
     """Of which rows each stacked weight is made: [E, 2I, H] of E times [I, H] and [I, H], in whatever order."""
     names: dict[str, list[int]] = defaultdict(list)
     order: dict[int, tuple[tuple[int, ...], int]] = {}  # by number, whichever ran first
@@ -484,7 +486,7 @@ def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[in
     return found
 
 
-def _holds(whole: Prints, row: int, parts: Prints, rows: tuple[int, ...]) -> bool:
+def _holds(whole: Fingerprints, row: int, parts: Fingerprints, rows: tuple[int, ...]) -> bool:
     norm = float(np.sqrt((parts.stats[list(rows), 3] ** 2).sum()))
     return abs(norm - float(whole.stats[row, 3])) <= SAME_NORM * norm
 
@@ -498,7 +500,7 @@ class _Weights:
         own, links = [0.0] * len(tree), [int(partner != NONE) for partner in linked]
         for node in range(len(tree)):
             if facts.is_layer[node]:
-                own[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
+                own[node] = sum(float(facts.fingerprints.numel[row]) for row in facts.weights[node])
                 if class_kind(tree.cls[node]) == "attention":
                     # nn.MultiheadAttention never calls its output projection: a third of what it holds for q, k and v.
                     own[node] *= 4 / 3
@@ -528,7 +530,7 @@ def link_only_ones(work: Workspace) -> None:
     for one, by_sort in zip(facts, sorts, strict=True):
         for node in one.tree.modules:
             if one.is_layer[node] and one.weights[node]:
-                shapes = tuple(str(one.prints.shape_text[row]) for row in one.weights[node])
+                shapes = tuple(str(one.fingerprints.shape_text[row]) for row in one.weights[node])
                 by_sort[class_kind(one.tree.cls[node]), shapes].append(node)
     layers = [[node for nodes in by_sort.values() for node in nodes] for by_sort in sorts]
     met = [sum(link[node] != NONE for node in nodes) for link, nodes in zip(linked, layers, strict=True)]

@@ -379,7 +379,7 @@ def guess_by_values(
 ) -> list[tuple[int, int]]:
     """Pairs of places in two lists of calls whose results look alike."""
     keys = [
-        [facts.prints.rough(facts.output_row(node)) for node in nodes]
+        [facts.fingerprints.rough(facts.output_row(node)) for node in nodes]
         for facts, nodes in ((target, target_nodes), (golden, golden_nodes))
     ]
     return guess_by_keys(keys[0], keys[1], MOST)

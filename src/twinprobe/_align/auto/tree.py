@@ -9,7 +9,7 @@ from itertools import groupby
 from math import prod
 from typing import TypeVar
 
-from twinprobe._align.auto.fingerprints import Prints
+from twinprobe._align.auto.fingerprints import Fingerprints
 from twinprobe._align.auto.words import (
     CONV,
     LAYER_CALLS,
@@ -241,7 +241,7 @@ class Facts:
 
     def __init__(self, tree: CallTree) -> None:
         self.tree = tree
-        self.prints = Prints(tree.side)
+        self.fingerprints = Fingerprints(tree.side)
         self.weights = [self._weights(node) for node in range(len(tree))]
         self.is_layer = self._find_layers()
         self.layers = self._in_order()
@@ -249,19 +249,19 @@ class Facts:
     def input_row(self, node: int) -> int:
         """The first tensor that a call takes."""
         op = self.tree.op[node]
-        return int(self.prints.first_input[op]) if op != NONE else NONE
+        return int(self.fingerprints.first_input[op]) if op != NONE else NONE
 
     def output_row(self, node: int) -> int:
         """The first tensor that a call gives."""
         op = self.tree.op[node]
-        return int(self.prints.first_output[op]) if op != NONE else NONE
+        return int(self.fingerprints.first_output[op]) if op != NONE else NONE
 
     def _weights(self, node: int) -> list[int]:
         tree = self.tree
         if tree.is_module[node]:
-            return self.prints.parameters(tree.op[node])
+            return self.fingerprints.parameters(tree.op[node])
         if tree.family[node] in LAYER_CALLS:
-            return self.prints.rows(tree.op[node], INPUT)[1:]
+            return self.fingerprints.rows(tree.op[node], INPUT)[1:]
         return []
 
     def _find_layers(self) -> list[bool]:
@@ -320,22 +320,22 @@ class Facts:
 
     def _branch(self, layer: Layer) -> tuple[int, object]:
         """Equal for linear layers of one module that read the same tensor."""
-        read = self.prints.tensor(layer.input_row) if layer.kind == LINEAR else None
+        read = self.fingerprints.tensor(layer.input_row) if layer.kind == LINEAR else None
         return (layer.node if read is None else -1 - self.tree.parent[layer.node]), read
 
     def _layer(self, node: int) -> Layer:
-        tree, prints = self.tree, self.prints
+        tree, fingerprints = self.tree, self.fingerprints
         rows = self.weights[node]
-        shapes = {row: shape for row in rows if (shape := prints.shape(row)) is not None}
+        shapes = {row: shape for row in rows if (shape := fingerprints.shape(row)) is not None}
         if tree.is_module[node]:
-            kind = layer_kind(prints, tree.op[node], tree.cls[node], list(shapes.values()))
+            kind = layer_kind(fingerprints, tree.op[node], tree.cls[node], list(shapes.values()))
         else:
             kind = LAYER_CALLS[tree.family[node]]
         path = self.path(node)
         taken, given = self.input_row(node), self.output_row(node)
         weight, bias = self._named(rows, shapes)
         if kind == CONV:
-            kind = convolution(shapes.get(weight, ()), prints.shape(taken), prints.shape(given))
+            kind = convolution(shapes.get(weight, ()), fingerprints.shape(taken), fingerprints.shape(given))
         if kind == POINTWISE and weight in shapes:  # on all of its input at once, whatever that looks like
             wide = shapes[weight]
             shapes[weight] = wide[0], prod(wide[1:]), *(1 for _ in wide[2:])
@@ -353,7 +353,7 @@ class Facts:
 
     def _named(self, rows: list[int], shapes: dict[int, Shape]) -> tuple[int, int]:
         """The weight and the bias among the parameters."""
-        names = {row: spelled(self.prints.side.names[row].rpartition(".")[2]) for row in rows}
+        names = {row: spelled(self.fingerprints.side.names[row].rpartition(".")[2]) for row in rows}
         weight = next((row for row in rows if names[row] == "weight"), NONE)
         if weight == NONE and rows:
             weight = max(rows, key=lambda row: len(shapes.get(row, ())))
@@ -365,7 +365,7 @@ class Facts:
     def _features(self, kind: str, weight: Shape | None, taken: int, given: int) -> tuple[int, int] | None:
         if kind != LINEAR or weight is None or len(weight) != 2:
             return None
-        into, out = self.prints.shape(taken), self.prints.shape(given)
+        into, out = self.fingerprints.shape(taken), self.fingerprints.shape(given)
         if into and out and {into[-1], out[-1]} == set(weight):
             return into[-1], out[-1]
         return None
@@ -381,7 +381,7 @@ class _Readers:
         for node in range(1, len(tree)):
             function = tree.family[node].rpartition(".")[2] if not tree.is_module[node] else ""
             if function and function not in _VIEWS:
-                for row in facts.prints.rows(tree.op[node], INPUT):
+                for row in facts.fingerprints.rows(tree.op[node], INPUT):
                     self._known.setdefault(self._key(row), set()).add(function)
 
     def of(self, row: int) -> frozenset[str]:
@@ -389,8 +389,10 @@ class _Readers:
         return frozenset(self._known.get(self._key(row), ())) if row != NONE else frozenset()
 
     def _key(self, row: int) -> object:
-        prints = self._facts.prints
-        return (float(prints.numel[row]), *prints.stats[row].tolist()) if prints.telling[row] else None
+        fingerprints = self._facts.fingerprints
+        return (
+            (float(fingerprints.numel[row]), *fingerprints.stats[row].tolist()) if fingerprints.telling[row] else None
+        )
 
 
 def groups_of(layers: list[Layer], tree: CallTree, size: int) -> list[tuple[int, Layer]]:

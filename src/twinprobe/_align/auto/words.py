@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from operator import mul
 
-from twinprobe._align.auto.fingerprints import Prints
+from twinprobe._align.auto.fingerprints import Fingerprints
 from twinprobe._align.calls import Shape
 from twinprobe._align.links import NONE
 
@@ -240,10 +240,10 @@ def convolution(weight: Shape, taken: Shape | None, given: Shape | None) -> str:
     return POINTWISE if tiles or set(weight[2:]) == {1} else CONV
 
 
-def layer_kind(prints: Prints, op: int, cls: str, weights: list[Shape]) -> str:
+def layer_kind(fingerprints: Fingerprints, op: int, cls: str, weights: list[Shape]) -> str:
     """The kind of a module call: what its shapes prove, else what its class says."""
     if op == NONE:
         return class_kind(cls)
-    taken, given = int(prints.first_input[op]), int(prints.first_output[op])
-    proven = behaviour(weights, prints.shape(taken), prints.shape(given), prints.is_integer(taken))
+    taken, given = int(fingerprints.first_input[op]), int(fingerprints.first_output[op])
+    proven = behaviour(weights, fingerprints.shape(taken), fingerprints.shape(given), fingerprints.is_integer(taken))
     return proven or class_kind(cls)

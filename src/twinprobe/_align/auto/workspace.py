@@ -69,7 +69,7 @@ class Workspace:
     def outputs_agree(self, node: int, other: int) -> bool | None:
         """Whether what two calls give first is the same as far as statistics tell; None where they do not tell."""
         rows = self.target.output_row(node), self.golden.output_row(other)
-        return row_values_agree(self.target.prints, rows[0], self.golden.prints, rows[1])
+        return row_values_agree(self.target.fingerprints, rows[0], self.golden.fingerprints, rows[1])
 
     def matched_modules(self) -> list[tuple[int, int]]:
         """All pairs of single modules, the runs themselves first, outer ones before inner ones."""
@@ -169,7 +169,7 @@ class _Arranger:
         self._layer = {layer.node: layer for layer in facts.layers}
         own = [0.0] * len(facts.tree)
         for layer in facts.layers:
-            own[layer.node] = sum(float(facts.prints.numel[row]) for row in facts.weights[layer.node])
+            own[layer.node] = sum(float(facts.fingerprints.numel[row]) for row in facts.weights[layer.node])
         self._size = self._tree.totals(own)  # elements of all weights inside
 
     def layers(self) -> list[Layer] | None:
@@ -199,7 +199,7 @@ class _Arranger:
         """The parts of a module with its branches in order of size; None where it has none, or all are in order."""
         children = self._tree.children[node]
         parts = [at for at, child in enumerate(children) if self._size[child]]
-        reads = [self._facts.prints.tensor(self._facts.input_row(children[at])) for at in parts]
+        reads = [self._facts.fingerprints.tensor(self._facts.input_row(children[at])) for at in parts]
         starts = _first_fork(reads)
         if not starts or all(self._is_linear(children[parts[at]]) for at in starts):
             return None
@@ -217,10 +217,12 @@ class _Arranger:
 
     def _join(self, children: list[int], first: int, last: int) -> int:
         """The place of the call, after the last branch began, that takes what an earlier branch gave."""
-        given = {self._facts.prints.tensor(self._facts.output_row(child)) for child in children[first:last]} - {None}
+        given = {self._facts.fingerprints.tensor(self._facts.output_row(child)) for child in children[first:last]} - {
+            None
+        }
         for at in range(last + 1, len(children)):
-            rows = self._facts.prints.rows(self._tree.op[children[at]], INPUT)
-            if not self._size[children[at]] and any(self._facts.prints.tensor(row) in given for row in rows):
+            rows = self._facts.fingerprints.rows(self._tree.op[children[at]], INPUT)
+            if not self._size[children[at]] and any(self._facts.fingerprints.tensor(row) in given for row in rows):
                 return at
         return len(children)
 

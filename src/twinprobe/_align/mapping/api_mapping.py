@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from twinprobe._align.calls import Head, Side
-from twinprobe._align.links import Board
+from twinprobe._align.links import CallLinks
 from twinprobe._align.mapping.api_names import IndexMap, family, torch_name
 from twinprobe._align.mapping.yaml_files import (
     KINDS,
@@ -132,12 +132,12 @@ def _items(path: Path, key: str, node: Node) -> list[str]:
     raise BadInput(f"{key} is {KINDS[type(node)]}, a list was expected", where=at(path, node.line))
 
 
-def user_apis(board: Board, file: ApiFile) -> UserApis:
-    """Set the file against the two runs: note what matches nothing, keep the argument lists on the board."""
+def user_apis(call_links: CallLinks, file: ApiFile) -> UserApis:
+    """Set the file against the two runs: note what matches nothing, keep the argument lists with the links."""
     remarks = Remarks(file.path)
     for line, text in file.early:
         remarks.add(line, text)
-    left, right, mirrored = _sides(board, file)
+    left, right, mirrored = _sides(call_links, file)
     users = UserApis()
     mine = users.golden if mirrored else users.target
     names = Names(left.heads), Names(right.heads)
@@ -149,7 +149,9 @@ def user_apis(board: Board, file: ApiFile) -> UserApis:
         for side, known, name, run in ((left, names[0], entry.left, "MindSpore"), (right, names[1], entry.right, "")):
             if name not in side.heads:
                 missing = True
-                where = run if board.across_frameworks and run else "target" if side is board.target else "golden"
+                where = (
+                    run if call_links.across_frameworks and run else "target" if side is call_links.target else "golden"
+                )
                 text = f"{name} was not recorded in the {where} run"
                 remarks.add(entry.line, text, "an API that was not recorded", partial(known.hint, name))
         if missing:
@@ -158,23 +160,25 @@ def user_apis(board: Board, file: ApiFile) -> UserApis:
         index_map = _index_map(entry, left, right, mirrored, remarks)
         pair = (entry.right, entry.left) if mirrored else (entry.left, entry.right)
         if index_map is not None:
-            board.arguments[pair] = index_map
-    board.notes.extend(remarks.texts())
+            call_links.arguments[pair] = index_map
+    call_links.notes.extend(remarks.texts())
     return users
 
 
-def _sides(board: Board, file: ApiFile) -> tuple[Side, Side, bool]:
+def _sides(call_links: CallLinks, file: ApiFile) -> tuple[Side, Side, bool]:
     """Which run the left column names: the MindSpore one; between two of one kind, the one that has the names."""
-    if board.across_frameworks:
-        mirrored = board.golden.is_mindspore
+    if call_links.across_frameworks:
+        mirrored = call_links.golden.is_mindspore
     else:
-        target, golden = board.target.heads, board.golden.heads
+        target, golden = call_links.target.heads, call_links.golden.heads
         as_written = sum(entry.left in target and entry.right in golden for entry in file.entries)
         swapped = sum(entry.left in golden and entry.right in target for entry in file.entries)
         mirrored = swapped > as_written
         if mirrored:
-            board.notes.append(f"{file.path}: ms_api names the golden run, so the file is used the other way round")
-    return (board.golden, board.target, True) if mirrored else (board.target, board.golden, False)
+            call_links.notes.append(
+                f"{file.path}: ms_api names the golden run, so the file is used the other way round"
+            )
+    return (call_links.golden, call_links.target, True) if mirrored else (call_links.target, call_links.golden, False)
 
 
 def _index_map(entry: ApiEntry, left: Side, right: Side, mirrored: bool, remarks: Remarks) -> IndexMap | None:
@@ -239,33 +243,37 @@ class _Family:
     golden: dict[str, list[Head]] = field(default_factory=lambda: defaultdict(list))
 
 
-def link_apis(board: Board, file: ApiFile | None = None) -> None:
+def link_apis(call_links: CallLinks, file: ApiFile | None = None) -> None:
     """Link free API calls. One API against one pairs by call number, several against one in order of appearance."""
-    _Linker(board, user_apis(board, file) if file else UserApis()).link()
+    _Linker(call_links, user_apis(call_links, file) if file else UserApis()).link()
 
 
 class _Linker:
-    def __init__(self, board: Board, users: UserApis) -> None:
-        self._board = board
+    def __init__(self, call_links: CallLinks, users: UserApis) -> None:
+        self._call_links = call_links
         self._users = users
 
     def link(self) -> None:
         families: dict[str, _Family] = defaultdict(_Family)
-        for head in self._board.target.apis:
-            unit = self._users.target.get(head.name) or self._common_name(self._board.target, head)
+        for head in self._call_links.target.apis:
+            unit = self._users.target.get(head.name) or self._common_name(self._call_links.target, head)
             families[family(unit)].target[unit].append(head)
-        for head in self._board.golden.apis:
-            unit = self._users.golden.get(head.name) or self._common_name(self._board.golden, head)
+        for head in self._call_links.golden.apis:
+            unit = self._users.golden.get(head.name) or self._common_name(self._call_links.golden, head)
             families[family(unit)].golden[unit].append(head)
         both = [members for members in families.values() if members.target and members.golden]
         for direction in (FORWARD, BACKWARD):
             for members in both:
                 self._link_family(members, direction)
-            self._board.follow_forward()
+            self._call_links.follow_forward()
 
     def _common_name(self, side: Side, head: Head) -> str:
         # Within one framework every API stays itself: only the user's file says otherwise.
-        return torch_name(head, is_mindspore=True) if side.is_mindspore and self._board.across_frameworks else head.name
+        return (
+            torch_name(head, is_mindspore=True)
+            if side.is_mindspore and self._call_links.across_frameworks
+            else head.name
+        )
 
     def _link_family(self, members: _Family, direction: str) -> None:
         target = self._without_inner_primitives(members.target)
@@ -279,7 +287,7 @@ class _Linker:
             self._link_group(target[unit], golden[unit], direction)
 
     def _counts(self, units: dict[str, list[Head]], direction: str, *, golden: bool) -> dict[str, int]:
-        counts = {unit: len(self._board.free(heads, direction, golden=golden)) for unit, heads in units.items()}
+        counts = {unit: len(self._call_links.free(heads, direction, golden=golden)) for unit, heads in units.items()}
         return {unit: count for unit, count in counts.items() if count}
 
     @staticmethod
@@ -290,24 +298,28 @@ class _Linker:
         return plain or units
 
     def _link_group(self, target: list[Head], golden: list[Head], direction: str) -> None:
-        board = self._board
-        target_ops, golden_ops = board.free(target, direction), board.free(golden, direction, golden=True)
+        call_links = self._call_links
+        target_ops, golden_ops = call_links.free(target, direction), call_links.free(golden, direction, golden=True)
         primitives = any(head.prefix == "Primitive" for head in target + golden)
-        if primitives and board.across_frameworks and len(target_ops) != len(golden_ops):
+        if primitives and call_links.across_frameworks and len(target_ops) != len(golden_ops):
             return
         if len(target) == 1 and len(golden) == 1:
-            places = {board.golden.call[op]: op for op in golden_ops}
-            by_number = [(op, places[board.target.call[op]]) for op in target_ops if board.target.call[op] in places]
+            places = {call_links.golden.call[op]: op for op in golden_ops}
+            by_number = [
+                (op, places[call_links.target.call[op]]) for op in target_ops if call_links.target.call[op] in places
+            ]
             if by_number:
                 self._link_pairs(by_number)
                 return
-        self._link_pairs(board.in_order(target_ops, golden_ops))
+        self._link_pairs(call_links.in_order(target_ops, golden_ops))
 
     def _link_pairs(self, pairs: list[tuple[int, int]]) -> None:
-        board = self._board
+        call_links = self._call_links
         for op, other in pairs:
-            if board.same_place(op, other):
-                board.link(op, other, self._reason(board.target.head_of[op].name, board.golden.head_of[other].name))
+            if call_links.same_place(op, other):
+                call_links.link(
+                    op, other, self._reason(call_links.target.head_of[op].name, call_links.golden.head_of[other].name)
+                )
 
     def _reason(self, target: str, golden: str) -> str:
         if self._users.target.get(target) == golden or self._users.golden.get(golden) == target:

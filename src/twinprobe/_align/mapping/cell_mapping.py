@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from twinprobe._align.calls import Head, Side
-from twinprobe._align.links import NONE, Board
+from twinprobe._align.links import NONE, CallLinks
 from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
 
 # How the lines of a cell mapping file turn a cell's name into a module's.
@@ -94,30 +94,30 @@ def read_cell_file(path: Path) -> FlatFile:
     return FlatFile(path, read_flat(path, "write one 'cell: module' pair per line"))
 
 
-def link_cells(board: Board, file: FlatFile | None = None) -> None:
+def link_cells(call_links: CallLinks, file: FlatFile | None = None) -> None:
     """Link cells with modules: by the file first, then by equal path and class, then by equal path."""
     if file is not None:
-        _link_by_file(board, file)
-    golden = {head.whole: head for head in board.golden.modules if _is_free(board.back, head)}
-    for head in board.target.modules:
+        _link_by_file(call_links, file)
+    golden = {head.whole: head for head in call_links.golden.modules if _is_free(call_links.back, head)}
+    for head in call_links.target.modules:
         other = golden.get(head.whole)
-        if other is not None and _is_free(board.partner, head):
-            board.link_heads(head, other, SAME if head.name == other.name else CELL)
-    _link_by_path(board)
-    board.follow_forward()
+        if other is not None and _is_free(call_links.partner, head):
+            call_links.link_heads(head, other, SAME if head.name == other.name else CELL)
+    _link_by_path(call_links)
+    call_links.follow_forward()
 
 
 def _is_free(links: list[int], head: Head) -> bool:
     return all(links[op] == NONE for calls in head.calls.values() for op in calls.values())
 
 
-def _link_by_path(board: Board) -> None:
-    target = _by_path([head for head in board.target.modules if _is_free(board.partner, head)])
-    golden = _by_path([head for head in board.golden.modules if _is_free(board.back, head)])
+def _link_by_path(call_links: CallLinks) -> None:
+    target = _by_path([head for head in call_links.target.modules if _is_free(call_links.partner, head)])
+    golden = _by_path([head for head in call_links.golden.modules if _is_free(call_links.back, head)])
     for path, heads in target.items():
         others = golden.get(path, [])
         if path and len(heads) == len(others) == 1:
-            board.link_heads(heads[0], others[0], PATH)
+            call_links.link_heads(heads[0], others[0], PATH)
 
 
 def _by_path(heads: list[Head]) -> dict[str, list[Head]]:
@@ -127,12 +127,12 @@ def _by_path(heads: list[Head]) -> dict[str, list[Head]]:
     return paths
 
 
-def _link_by_file(board: Board, file: FlatFile) -> None:
+def _link_by_file(call_links: CallLinks, file: FlatFile) -> None:
     remarks = Remarks(file.path)
-    mirrored = _score(board.golden, board.target, file) > _score(board.target, board.golden, file)
+    mirrored = _score(call_links.golden, call_links.target, file) > _score(call_links.target, call_links.golden, file)
     if mirrored:
         remarks.whole_file(MIRRORED)
-    left, right = (board.golden, board.target) if mirrored else (board.target, board.golden)
+    left, right = (call_links.golden, call_links.target) if mirrored else (call_links.target, call_links.golden)
     known = {head.whole: head for head in right.modules}
     by_path = _by_path(right.modules)
     names = CellNames(file.lines, [head.whole for head in left.modules], known.keys())
@@ -149,9 +149,9 @@ def _link_by_file(board: Board, file: FlatFile) -> None:
             remarks.add(lines[0].number, f"{head.whole} meets {other.whole}, which {used[other.name]} has met before")
             continue
         used[other.name] = head.whole
-        board.link_heads(*((other, head) if mirrored else (head, other)), MAPPED)
+        call_links.link_heads(*((other, head) if mirrored else (head, other)), MAPPED)
     _remark(remarks, names, file, left, right)
-    board.notes.extend(remarks.texts())
+    call_links.notes.extend(remarks.texts())
 
 
 def _score(left: Side, right: Side, file: FlatFile) -> int:

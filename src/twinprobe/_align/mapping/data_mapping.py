@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from twinprobe._align.calls import Side
-from twinprobe._align.links import NONE, Board, Pairs
+from twinprobe._align.links import NONE, CallLinks, Pairs
 from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
 from twinprobe._align.rows import DATA_RULE
 from twinprobe._runs.run import Run
@@ -26,10 +26,10 @@ def read_data_file(path: Path) -> FlatFile:
     return FlatFile(path, read_flat(path, "write one 'target value: golden value' pair per line"))
 
 
-def link_data(board: Board, file: FlatFile) -> None:
+def link_data(call_links: CallLinks, file: FlatFile) -> None:
     """Claim the rows that the file names; a line may also name two whole calls."""
     remarks = Remarks(file.path)
-    target, golden = _Lookup(board.target), _Lookup(board.golden)
+    target, golden = _Lookup(call_links.target), _Lookup(call_links.golden)
     some = file.lines[:_TRIED]
     as_written = sum(target.knows(line.left) and golden.knows(line.right) for line in some)
     swapped = sum(golden.knows(line.left) and target.knows(line.right) for line in some)
@@ -39,17 +39,23 @@ def link_data(board: Board, file: FlatFile) -> None:
     left, right = (golden, target) if mirrored else (target, golden)
     used: dict[int, int] = {}
     for line in file.lines:
-        _claim(board, line, left, right, mirrored, remarks, used)
-    board.follow_forward()
-    board.notes.extend(remarks.texts())
+        _claim(call_links, line, left, right, mirrored, remarks, used)
+    call_links.follow_forward()
+    call_links.notes.extend(remarks.texts())
 
 
 def _claim(
-    board: Board, line: Line, left: _Lookup, right: _Lookup, mirrored: bool, remarks: Remarks, used: dict[int, int]
+    call_links: CallLinks,
+    line: Line,
+    left: _Lookup,
+    right: _Lookup,
+    mirrored: bool,
+    remarks: Remarks,
+    used: dict[int, int],
 ) -> None:
     if line.left in left.ops and line.right in right.ops:
         one, other = left.ops[line.left], right.ops[line.right]
-        board.link(*((other, one) if mirrored else (one, other)), DATA_RULE)
+        call_links.link(*((other, one) if mirrored else (one, other)), DATA_RULE)
         return
     row = left.row(line.left)
     if row == NONE:
@@ -57,7 +63,7 @@ def _claim(
         return
     if line.right == NO_PARTNER:
         if not mirrored:
-            board.rows[row] = NONE
+            call_links.rows[row] = NONE
         return
     partner = right.row(line.right)
     if partner == NONE:
@@ -69,8 +75,8 @@ def _claim(
             return
     used.setdefault(partner, line.number)
     target, golden = (partner, row) if mirrored else (row, partner)
-    if target not in board.rows:
-        board.rows[target] = golden
+    if target not in call_links.rows:
+        call_links.rows[target] = golden
 
 
 def _nothing(remarks: Remarks, line: Line, name: str, lookup: _Lookup, kind: str) -> None:

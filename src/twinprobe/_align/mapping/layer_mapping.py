@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from twinprobe._align.calls import Head, Side, renumbered
-from twinprobe._align.links import NONE, Board
+from twinprobe._align.links import NONE, CallLinks
 from twinprobe._align.mapping.api_names import family, family_written, torch_name
 from twinprobe._align.mapping.layer_tree import (
     TOP,
@@ -78,23 +78,23 @@ def framework_function(frames: list[str]) -> str:
 RULE = "layer mapping"
 
 
-def link_layers(board: Board, file: LayerFile) -> None:
+def link_layers(call_links: CallLinks, file: LayerFile) -> None:
     """Link modules, then the APIs inside them, then their backward calls and parameters."""
     remarks = Remarks(file.path)
     for line, text in file.early:
         remarks.add(line, text)
-    trees = ModuleTree(board.target), ModuleTree(board.golden)
+    trees = ModuleTree(call_links.target), ModuleTree(call_links.golden)
     mirrored = _fits(file, trees[1], trees[0]) > _fits(file, trees[0], trees[1])
     if mirrored:
         remarks.whole_file(MIRRORED)
     left, right = (trees[1], trees[0]) if mirrored else trees
-    linker = _Linker(board, file, left, right, mirrored)
+    linker = _Linker(call_links, file, left, right, mirrored)
     linker.link_modules(remarks)
     linker.link_apis(FORWARD)
-    board.follow_forward()
+    call_links.follow_forward()
     linker.link_apis(BACKWARD)
     _remark(remarks, file, linker.translator, left, right)
-    board.notes.extend(remarks.texts())
+    call_links.notes.extend(remarks.texts())
 
 
 def _fits(file: LayerFile, left: ModuleTree, right: ModuleTree) -> int:
@@ -106,8 +106,10 @@ def _fits(file: LayerFile, left: ModuleTree, right: ModuleTree) -> int:
 
 
 class _Linker:
-    def __init__(self, board: Board, file: LayerFile, left: ModuleTree, right: ModuleTree, mirrored: bool) -> None:
-        self._board = board
+    def __init__(
+        self, call_links: CallLinks, file: LayerFile, left: ModuleTree, right: ModuleTree, mirrored: bool
+    ) -> None:
+        self._call_links = call_links
         self._file = file
         self._left, self._right = left, right
         self._mirrored = mirrored
@@ -133,7 +135,7 @@ class _Linker:
             if used.setdefault(other.name, head.body) != head.body:
                 remarks.whole_file(f"{head.body} meets {other.body}, which {used[other.name]} has met before")
                 continue
-            self._board.link_heads(*((other, head) if self._mirrored else (head, other)), RULE)
+            self._call_links.link_heads(*((other, head) if self._mirrored else (head, other)), RULE)
 
     def link_apis(self, direction: str) -> None:
         """Queue the free API calls of either run by their place; the n-th meets the n-th."""
@@ -141,8 +143,10 @@ class _Linker:
         if not all(side.has_hierarchy for side in sides):
             return
         stacks = [StackScopes(side) for side in sides] if all(side.run.stacks.of_op for side in sides) else [None, None]
-        mine = _Places(self._board, self._left, self._mirrored, stacks[0], self._left_path, self._left_words)
-        theirs = _Places(self._board, self._right, not self._mirrored, stacks[1], self._right_path, self._right_words)
+        mine = _Places(self._call_links, self._left, self._mirrored, stacks[0], self._left_path, self._left_words)
+        theirs = _Places(
+            self._call_links, self._right, not self._mirrored, stacks[1], self._right_path, self._right_words
+        )
         queues: dict[_Place, list[int]] = defaultdict(list)
         for op, place in mine.places(direction):
             queues[place].append(op)
@@ -172,8 +176,8 @@ class _Linker:
 
     def _link_calls(self, left: list[int], right: list[int]) -> None:
         target, golden = (right, left) if self._mirrored else (left, right)
-        for op, other in self._board.in_order(target, golden):
-            self._board.link(op, other, RULE)
+        for op, other in self._call_links.in_order(target, golden):
+            self._call_links.link(op, other, RULE)
 
     def _left_words(self, layer: str, names: list[str], head: Head) -> tuple[str, str]:
         """The function and the API's family in the right run's words."""
@@ -202,7 +206,7 @@ _Place = tuple[int | str, str, str]  # the module around (as a linked op, else i
 class _Places:
     """Where each free API call of a run stands, in words that both runs share."""
 
-    _board: Board
+    _call_links: CallLinks
     _tree: ModuleTree
     _is_golden: bool
     _stacks: StackScopes | None
@@ -215,7 +219,7 @@ class _Places:
         parents, ops, heads = side.run.parents, side.ops, side.head_of
         around: dict[str | None, tuple[int | str, str]] = {}
         words: dict[tuple[str, str, str], tuple[str, str]] = {}
-        for op in self._board.free(side.apis, direction, golden=self._is_golden):
+        for op in self._call_links.free(side.apis, direction, golden=self._is_golden):
             parent = parents.get(ops[op])
             place = around.get(parent)
             if place is None:
@@ -235,7 +239,7 @@ class _Places:
         number = self._tree.side.number_of.get(parent or "", NONE)
         if number == NONE:
             return path, layer
-        link = (self._board.back if self._is_golden else self._board.partner)[number]
+        link = (self._call_links.back if self._is_golden else self._call_links.partner)[number]
         if link == NONE:
             return path, layer
         return link if self._is_golden else number, layer

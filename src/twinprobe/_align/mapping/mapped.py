@@ -14,7 +14,7 @@ from twinprobe._align.auto.row_links import (
     link_equal_modules,
 )
 from twinprobe._align.calls import Side, split
-from twinprobe._align.links import Board, Pairs, link_equal_names, names_meet, needs_help
+from twinprobe._align.links import CallLinks, Pairs, link_equal_names, names_meet, needs_help
 from twinprobe._align.mapping.api_mapping import ApiFile, link_apis, read_api_file
 from twinprobe._align.mapping.api_names import torch_name
 from twinprobe._align.mapping.cell_mapping import link_cells, read_cell_file
@@ -34,20 +34,20 @@ RULE = "fuzzy"
 _Queues = dict[tuple[str, str], list[int]]  # (the module around, the name) -> calls in order
 
 
-def link_fuzzy(board: Board) -> None:
+def link_fuzzy(call_links: CallLinks) -> None:
     """Link free calls of equal name in order: inside one module, or anywhere where the runs share no such module."""
-    around = _Around(board.target), _Around(board.golden)
+    around = _Around(call_links.target), _Around(call_links.golden)
     shared = around[0].modules & around[1].modules
-    directions = dict.fromkeys([FORWARD, *board.target.direction])
+    directions = dict.fromkeys([FORWARD, *call_links.target.direction])
     # Backward calls go with their forward calls, so these come first.
     for direction in sorted(directions, key=lambda name: name == BACKWARD):
-        target = _queues(board, around[0], shared, direction, golden=False)
-        golden = _queues(board, around[1], shared, direction, golden=True)
+        target = _queues(call_links, around[0], shared, direction, golden=False)
+        golden = _queues(call_links, around[1], shared, direction, golden=True)
         for key, ops in target.items():
             for op, other in zip(ops, golden.get(key, ()), strict=False):
-                board.link(op, other, RULE)
+                call_links.link(op, other, RULE)
         if direction == FORWARD:
-            board.follow_forward()
+            call_links.follow_forward()
 
 
 class _Around:
@@ -61,15 +61,15 @@ class _Around:
         self.modules = set(self.of)
 
 
-def _queues(board: Board, around: _Around, shared: set[str], direction: str, *, golden: bool) -> _Queues:
+def _queues(call_links: CallLinks, around: _Around, shared: set[str], direction: str, *, golden: bool) -> _Queues:
     side = around.side
     names: dict[str, str] = {}
     queues: _Queues = defaultdict(list)
-    for op in board.free(list(side.heads.values()), direction, golden=golden):
+    for op in call_links.free(list(side.heads.values()), direction, golden=golden):
         head = side.head_of[op]
         if head.name not in names:
             common = head.whole if head.is_module else torch_name(head, is_mindspore=side.is_mindspore)
-            names[head.name] = common if board.across_frameworks else head.name
+            names[head.name] = common if call_links.across_frameworks else head.name
         place = around.of[op] if around.of else ""
         queues[place if place in shared else "", names[head.name]].append(op)
     return queues
@@ -88,48 +88,50 @@ class MappedMatcher:
 
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair two runs."""
-        board = Board(target, golden)
+        call_links = CallLinks(target, golden)
         if self.data is not None:
-            link_data(board, self.data)
+            link_data(call_links, self.data)
         if self.layer is not None:
-            link_layers(board, self.layer)
+            link_layers(call_links, self.layer)
         if self.cell is not None or self.options.cell:
-            link_cells(board, self.cell)
+            link_cells(call_links, self.cell)
         if self.api is not None or self.options.api:
-            link_apis(board, self.api)
-        links = self._link_the_rest(board)
-        pairs = pairs_of(board) if links is None else aligned_pairs(board, links)
+            link_apis(call_links, self.api)
+        links = self._link_the_rest(call_links)
+        pairs = pairs_of(call_links) if links is None else aligned_pairs(call_links, links)
         if self.layer is not None and self.options.output is not None:
             parts = ["data_mapping", self.options.label, self.options.timestamp]
             file = self.options.output / f"{'_'.join(part for part in parts if part)}.yaml"
             write_data_mapping(file, target, golden, pairs)
         return pairs
 
-    def _link_the_rest(self, board: Board) -> RowLinks | None:
+    def _link_the_rest(self, call_links: CallLinks) -> RowLinks | None:
         """Pair unmapped calls: by the user's alignment, automatically where names differ, then by equal names."""
         options = self.options
         if options.fuzzy:
-            if board.across_frameworks:
-                link_cells(board)
-            link_fuzzy(board)
+            if call_links.across_frameworks:
+                link_cells(call_links)
+            link_fuzzy(call_links)
             return None
-        by_place = options.pair == "place" and not board.target.run.single_points
-        links = link_alignment(board, self.alignment, where=options.alignment) if self.alignment is not None else None
-        tried = links is None and options.fills and needs_help(*_runs(board), by_place=by_place)
-        if tried and not board.target.run.single_points:
-            links = link_automatically(board, by_results=not options.any)
+        by_place = options.pair == "place" and not call_links.target.run.single_points
+        links = (
+            link_alignment(call_links, self.alignment, where=options.alignment) if self.alignment is not None else None
+        )
+        tried = links is None and options.fills and needs_help(*_runs(call_links), by_place=by_place)
+        if tried and not call_links.target.run.single_points:
+            links = link_automatically(call_links, by_results=not options.any)
         if options.align == "none":
             return links
         if links is not None:
-            link_equal_modules(board)
+            link_equal_modules(call_links)
             return links
-        if by_place and not board.across_frameworks:
-            return link_places(board, grouped=options.align != "names")
+        if by_place and not call_links.across_frameworks:
+            return link_places(call_links, grouped=options.align != "names")
         help_wanted = options.align == "auto" and self.layer is None
-        if help_wanted and (board.across_frameworks or not names_meet(*_runs(board))):
-            link_cells(board)
-            link_apis(board)
-        link_equal_names(board)
+        if help_wanted and (call_links.across_frameworks or not names_meet(*_runs(call_links))):
+            link_cells(call_links)
+            link_apis(call_links)
+        link_equal_names(call_links)
         return None
 
 
@@ -149,5 +151,5 @@ def read_mappings(options: MappingOptions) -> MappedMatcher:
     )
 
 
-def _runs(board: Board) -> tuple[Run, Run]:
-    return board.target.run, board.golden.run
+def _runs(call_links: CallLinks) -> tuple[Run, Run]:
+    return call_links.target.run, call_links.golden.run

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from math import prod
 
-from twinprobe._align.auto.fingerprints import Prints
+from twinprobe._align.auto.fingerprints import Fingerprints
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Head, Side
 from twinprobe._align.flow import Flow, other_ways
-from twinprobe._align.links import NONE, Board, CallGroup, Pairs, modules_meet, needs_help
+from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, modules_meet, needs_help
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import fit_shapes, pairs_of
 from twinprobe._align.turns import REORDERED
@@ -56,46 +56,46 @@ def match_runs(
     if equal is not None and not apart:
         return equal
     matches, links = Matches(), None
-    board = _known_links(raw, base, layer_map, raw_paths, base_paths, matches.notes)
+    call_links = _known_links(raw, base, layer_map, raw_paths, base_paths, matches.notes)
     if raw.ops == base.ops:
-        for name, op in board.target.number_of.items():
-            board.link(op, board.golden.number_of[name], EQUAL)
+        for name, op in call_links.target.number_of.items():
+            call_links.link(op, call_links.golden.number_of[name], EQUAL)
     elif not needs_help(raw, base, by_place=False):
-        link_equal_modules(board)
-    if _is_complete(board):
-        _follow(board)
-        pairs = pairs_of(board)
+        link_equal_modules(call_links)
+    if _is_complete(call_links):
+        _follow(call_links)
+        pairs = pairs_of(call_links)
     else:
         raw.measure()
         base.measure()
         # From scratch: equal call numbers do not mean equal places.
-        board = _known_links(raw, base, layer_map, raw_paths, base_paths, [])
-        links = link_automatically(board) if needs_help(raw, base) else link_places(board)
-        link_equal_modules(board)
-        _follow(board)
+        call_links = _known_links(raw, base, layer_map, raw_paths, base_paths, [])
+        links = link_automatically(call_links) if needs_help(raw, base) else link_places(call_links)
+        link_equal_modules(call_links)
+        _follow(call_links)
         matches.doubtful = links.doubtful if links is not None else set()
-        pairs = fit_shapes(raw, base, pairs_of(board) if links is None else aligned_pairs(board, links))
+        pairs = fit_shapes(raw, base, pairs_of(call_links) if links is None else aligned_pairs(call_links, links))
     if apart and (links is None or (links.by_place and not links.replaced)):
-        _mark_reordered(board, pairs, raw, base, apart)
-    matches.notes += [note for note in board.notes if not any(word in note for word in _DUMP_NOTES)]
+        _mark_reordered(call_links, pairs, raw, base, apart)
+    matches.notes += [note for note in call_links.notes if not any(word in note for word in _DUMP_NOTES)]
     rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
     matches.rows = [row for row in rows if NONE not in row[:2]]
     matches.call_groups = pairs.call_groups
     matches.groups = {int(pairs.target[place]): rows for place, rows in pairs.groups.items()}
-    _pair_left(board, matches)
+    _pair_left(call_links, matches)
     if raw_paths is not None:
         for group in layer_map.groups:
             _leave_joined(raw, base, group, raw_paths, matches)
-    _note_alone(board, matches)
+    _note_alone(call_links, matches)
     return matches
 
 
-def _mark_reordered(board: Board, pairs: Pairs, raw: LiveRun, base: LiveRun, apart: set[int]) -> None:
+def _mark_reordered(call_links: CallLinks, pairs: Pairs, raw: LiveRun, base: LiveRun, apart: set[int]) -> None:
     """Weights whose elements are in another order, where names have paired the layers and later results agree again."""
     raw.measure()
     base.measure()
-    flows = Flow(board.target, Prints(board.target)), Flow(board.golden, Prints(board.golden))
-    for place in other_ways(flows, pairs, sorted(apart))[1]:
+    target, golden = (Flow(side, Fingerprints(side)) for side in (call_links.target, call_links.golden))
+    for place in other_ways((target, golden), pairs, sorted(apart))[1]:
         pairs.rule[place] += REORDERED
 
 
@@ -106,15 +106,15 @@ def _known_links(
     raw_paths: Paths | None,
     base_paths: Paths | None,
     notes: list[str],
-) -> Board:
-    """A board with what the user has mapped; the two models themselves belong together, whatever they are called."""
-    board = Board(raw, base)
+) -> CallLinks:
+    """The links that the user has mapped; the two models themselves belong together, whatever they are called."""
+    call_links = CallLinks(raw, base)
     if raw_paths is not None and base_paths is not None:
-        _link_mapped(board, layer_map, raw_paths, base_paths, notes)
-    roots = [_head(side.modules, "") for side in (board.target, board.golden)]
+        _link_mapped(call_links, layer_map, raw_paths, base_paths, notes)
+    roots = [_head(side.modules, "") for side in (call_links.target, call_links.golden)]
     if roots[0] is not None and roots[1] is not None:
-        board.link_heads(roots[0], roots[1], ROOTS)
-    return board
+        call_links.link_heads(roots[0], roots[1], ROOTS)
+    return call_links
 
 
 def _match_equal_runs(raw: LiveRun, base: LiveRun) -> Matches | None:
@@ -167,32 +167,34 @@ def _is_forward(name: str) -> bool:
     return f".{FORWARD}" in name and parse_op(name).direction == FORWARD
 
 
-def _is_complete(board: Board) -> bool:
+def _is_complete(call_links: CallLinks) -> bool:
     """Whether every forward call has its partner, so that there is nothing left to align."""
-    sides = (board.target, board.partner), (board.golden, board.back)
+    sides = (call_links.target, call_links.partner), (call_links.golden, call_links.back)
     return not any(
         linked == NONE and side.direction[op] == FORWARD for side, partner in sides for op, linked in enumerate(partner)
     )
 
 
 def _link_mapped(
-    board: Board, layer_map: LayerMap, raw_paths: Paths, base_paths: Paths, notes: list[str]
+    call_links: CallLinks, layer_map: LayerMap, raw_paths: Paths, base_paths: Paths, notes: list[str]
 ) -> None:  # fmt: skip
     for pair in [*layer_map.pairs, *((group.first[-1], group.second[-1]) for group in layer_map.groups)]:
         layer, partner = pair if id(pair[0]) in raw_paths.of else pair[::-1]
         if id(layer) not in raw_paths.of or id(partner) not in base_paths.of:
             continue
-        head = _head(board.target.modules, raw_paths.of[id(layer)])
-        golden_head = _head(board.golden.modules, base_paths.of[id(partner)])
+        head = _head(call_links.target.modules, raw_paths.of[id(layer)])
+        golden_head = _head(call_links.golden.modules, base_paths.of[id(partner)])
         if head is None or golden_head is None:
             notes.append(f"the mapped {type(layer).__name__} and {type(partner).__name__} did not both run")
         else:
-            board.link_heads(head, golden_head, MAPPED)
+            call_links.link_heads(head, golden_head, MAPPED)
     taken: set[int] = set()
     for api in layer_map.apis:
         in_raw = id(api.layer) in raw_paths.of
         side, functions_of, paths = (
-            (board.target, board.golden, raw_paths) if in_raw else (board.golden, board.target, base_paths)
+            (call_links.target, call_links.golden, raw_paths)
+            if in_raw
+            else (call_links.golden, call_links.target, base_paths)
         )  # fmt: skip
         head = _head(side.modules, paths.of.get(id(api.layer), "?"))
         calls = sorted(
@@ -208,54 +210,58 @@ def _link_mapped(
             notes.append(f"map_api: no call of {api.function!r} is left for {type(api.layer).__name__}")
         for module, call in zip(modules, free, strict=False):
             taken.add(call)
-            board.link(*((module, call) if in_raw else (call, module)), MAPPED)
+            call_links.link(*((module, call) if in_raw else (call, module)), MAPPED)
 
 
 def _head(heads: list[Head], path: str) -> Head | None:
     return next((head for head in heads if head.body == path and FORWARD in head.calls), None)
 
 
-def _follow(board: Board) -> None:
+def _follow(call_links: CallLinks) -> None:
     """Backward calls and parameter gradients of modules that were linked before the alignment."""
-    board.follow_forward()
-    for op, golden_op in enumerate(list(board.partner)):
-        if golden_op == NONE or board.target.direction[op] != FORWARD:
+    call_links.follow_forward()
+    for op, golden_op in enumerate(list(call_links.partner)):
+        if golden_op == NONE or call_links.target.direction[op] != FORWARD:
             continue
-        head, partner = board.target.head_of[op], board.golden.head_of[golden_op]
+        head, partner = call_links.target.head_of[op], call_links.golden.head_of[golden_op]
         if head.is_module and partner.is_module:
             for direction in head.calls.keys() & partner.calls.keys() - {FORWARD}:
                 target_calls, golden_calls = head.calls[direction], partner.calls[direction]
                 for call in target_calls.keys() & golden_calls.keys():
-                    board.link(target_calls[call], golden_calls[call], board.rule[op])
+                    call_links.link(target_calls[call], golden_calls[call], call_links.rule[op])
 
 
-def _pair_left(board: Board, matches: Matches) -> None:
+def _pair_left(call_links: CallLinks, matches: Matches) -> None:
     """Results that linked modules give under other names (a dataclass here, a tuple there): in their order."""
-    sides = board.target, board.golden
+    sides = call_links.target, call_links.golden
     grouped = [{row for rows in matches.groups.values() for row in rows[index]} for index in (0, 1)]
     left = (
-        _unpaired(board.target, grouped[0].union(row for row, _, _ in matches.rows)),
-        _unpaired(board.golden, grouped[1].union(row for _, row, _ in matches.rows)),
+        _unpaired(call_links.target, grouped[0].union(row for row, _, _ in matches.rows)),
+        _unpaired(call_links.golden, grouped[1].union(row for _, row, _ in matches.rows)),
     )
     for op in sorted(
-        left[0].keys() | {board.back[golden_op] for golden_op in left[1] if board.back[golden_op] != NONE}
+        left[0].keys() | {call_links.back[golden_op] for golden_op in left[1] if call_links.back[golden_op] != NONE}
     ):
-        golden_op = board.partner[op]
-        if golden_op == NONE or not board.target.head_of[op].is_module:
+        golden_op = call_links.partner[op]
+        if golden_op == NONE or not call_links.target.head_of[op].is_module:
             continue
         for role in (OUTPUT, INPUT):
             targets, goldens = (
                 [row for row in rows.get(call, ()) if side.roles[row] == role]
                 for rows, call, side in zip(left, (op, golden_op), sides, strict=True)
             )
-            shapes = [board.target.shapes[row] for row in targets], [board.golden.shapes[row] for row in goldens]
+            shapes = (
+                [call_links.target.shapes[row] for row in targets],
+                [call_links.golden.shapes[row] for row in goldens],
+            )
             if role == INPUT and shapes[0] != shapes[1]:
                 continue
-            rule = f"{board.rule[op]}, in order"
+            rule = f"{call_links.rule[op]}, in order"
             matches.rows += [(row, partner, rule) for row, partner in zip(targets, goldens, strict=False)]
-            if role == OUTPUT and len(targets) != len(goldens) and board.target.direction[op] == FORWARD:
+            if role == OUTPUT and len(targets) != len(goldens) and call_links.target.direction[op] == FORWARD:
                 matches.notes.append(
-                    f"{board.target.ops[op]} and {board.golden.ops[golden_op]} give different numbers of tensors; what "
+                    f"{call_links.target.ops[op]} and {call_links.golden.ops[golden_op]} "
+                    "give different numbers of tensors; what "
                     "both have is compared"
                 )
     matches.rows.sort()
@@ -301,10 +307,10 @@ def _leave_joined(raw: LiveRun, base: LiveRun, group: Group, raw_paths: Paths, m
         )
 
 
-def _note_alone(board: Board, matches: Matches) -> None:
+def _note_alone(call_links: CallLinks, matches: Matches) -> None:
     """Tell which calls are paired, and which only one model makes."""
-    raw = "raw", board.target, board.partner, matches.raw_alone
-    base = "base", board.golden, board.back, matches.base_alone
+    raw = "raw", call_links.target, call_links.partner, matches.raw_alone
+    base = "base", call_links.golden, call_links.back, matches.base_alone
     for index, (who, side, partner, alone) in enumerate((raw, base)):
         ops = side.run.table["op"]
         fused = {ops[row] for rows in matches.groups.values() for row in rows[index]}
@@ -312,8 +318,8 @@ def _note_alone(board: Board, matches: Matches) -> None:
             if side.direction[op] == FORWARD and op not in fused:
                 if linked == NONE:
                     alone.append(side.ops[op])
-                elif side is board.target:
-                    matches.calls[side.ops[op]] = board.golden.ops[linked]
+                elif side is call_links.target:
+                    matches.calls[side.ops[op]] = call_links.golden.ops[linked]
         modules = [name for name in alone if name.startswith(_MODULES)]
         if modules:
             matches.notes.append(f"only in the {who} model, not compared: {listed(modules)}")
