@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -425,6 +424,32 @@ def drift_of(
     return typical, max(typical, min(single * epsilon * abs(step), _DRIFTED_END[coarse]))
 
 
+_FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them
+
+
+def single_updates(pairs: pl.DataFrame, flow: Flow, values: Values, rate: Floats, allowed: Floats) -> Floats:
+    """How far the updates of a few parameters may be off that Adam and its kin made, in optimizer.json, as a distance.
+
+    A part of a gradient may be zero in theory (the keys in a fused bias), and its elements move by the rate. Sketches
+    show it; where there are none (else ``rate`` is 0), a wrong optimizer shows in most of its updates.
+    """
+    call = np.maximum(flow.of_row, 0)
+    adapted = (rate[call] > 0) & (flow.of_row >= 0) & (values.epsilon > 0)
+    updated = adapted & (flow.role == OUTPUT)
+    off = updated & (values.distance > allowed)
+    noisy = (values.error[adapted & (flow.role == INPUT)] > 0).any()
+    if not off.any() or not noisy or off.sum() > _FEW_UPDATES * updated.sum():
+        return np.zeros(len(allowed))
+    before = np.zeros(len(flow.ops), dtype=np.int64)
+    held = np.flatnonzero(adapted & (flow.role == PARAMETER))
+    before[flow.of_row[held]] = held
+    still = [
+        np.all([pairs[f"{side}_{stat}"].to_numpy() == pairs[f"{side}_{stat}"].to_numpy()[before[call]]
+                for stat in STATS], axis=0) for side in "tg"
+    ]  # fmt: skip
+    return np.where(off & (still[0] == still[1]), 2 * rate[call] * np.sqrt(values.elements), 0.0)
+
+
 def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
     """Errors, with those that a normalisation hides from statistics.
 
@@ -556,30 +581,6 @@ def gave_inside(flow: Flow, values: Values) -> Floats:
 
 
 # Numbers in words.
-
-
-def shown(number: float) -> str:
-    """Four digits, and more of a number that is almost 1."""
-    return f"{number:.4g}" if f"{number:.4g}" != "1" else f"{number:.8g}"
-
-
-def percent(share: float) -> str:
-    """``3.2 %``; small shares with an exponent."""
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.3g} %"
-
-
-def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: Mapping[str, int] | None = None) -> str:
-    """Where a factor may come from: ``world size (8)``, ``1/sqrt(64)``, ``2``, ``1/16``. Empty where nothing fits."""
-    names = {f"{name} ({count})": float(count) for name, count in (counts or {}).items() if count > 1}
-    roots = sorted({*sizes, *(1 << power for power in range(3, 9))})
-    names |= {f"sqrt({size})": math.sqrt(size) for size in roots if size > 2 and math.isqrt(size) ** 2 != size}
-    names |= {str(whole): float(whole) for whole in (*range(2, 65), 128, 256, 512, 1024)}
-    for name, value in names.items():
-        if abs(factor / value - 1) <= tolerance:
-            return name
-        if abs(factor * value - 1) <= tolerance:
-            return f"1/{name}"
-    return ""
 
 
 _FEW = 32  # elements: two samples of pure noise differ widely below this

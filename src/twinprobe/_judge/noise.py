@@ -32,6 +32,7 @@ from twinprobe._judge.deviation import (
     of_few,
     of_running_statistics,
     pooled,
+    single_updates,
     values_of,
 )
 from twinprobe._judge.flow import NONE, Flow
@@ -158,8 +159,7 @@ def expected_errors(
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
-    usual = _usual_of_gradients(flow, values, depth * grain)
-    allowed = np.where(flow.role == GRADIENT, np.hypot(allowed, usual), allowed)
+    allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
@@ -167,12 +167,12 @@ def expected_errors(
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
-    # Sums of sketches resolve no finer errors.
-    allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
-    # Statistics of 16-bit tensors are themselves rounded to 16 bits.
-    allowed = np.hypot(allowed, np.where(estimated & (values.epsilon > COARSE), values.epsilon * values.norm, 0.0))
+    # Sums of sketches resolve no finer errors; statistics of 16-bit tensors are themselves rounded to 16 bits.
+    finest = np.select([estimated & (values.epsilon > COARSE), sketched], [values.epsilon, _RESOLVED], 0.0)
+    allowed = np.hypot(allowed, finest * values.norm)
+    allowed = np.fmax(allowed, single_updates(pairs, flow, values, operands.unseen_rate, allowed))
     small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
-    allowed = allowed * small
+    allowed *= small
     if measured is not None:
         allowed = np.fmax(allowed, pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -386,8 +386,9 @@ class _Operands:
         self._updates(pairs, flow)
         self.softened = softened(pairs, flow.of_row, count)
         self.silent: Floats = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
-        shares = np.zeros(len(values.norm)) if noisy is None else np.nan_to_num(noisy)
-        self.noisy = np.where(self.first != NONE, shares[self.first], 0.0)
+        shares = np.full(len(values.norm), np.nan) if noisy is None else noisy
+        self.noisy = np.where(self.first != NONE, shares[self.first], np.nan)  # of a gradient, where sketches tell
+        self.unseen_rate = np.where(np.isnan(self.noisy), self.rate, 0.0)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors

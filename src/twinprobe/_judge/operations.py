@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from math import log
+from math import isqrt, log, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -272,6 +273,33 @@ def argument_name(row: str) -> str:
     if not place.isdigit():
         return place or row.rpartition(".")[2]
     return names[int(place)] if int(place) < len(names) else f"argument {place}"
+
+
+# Numbers as people read them.
+
+
+def shown(number: float) -> str:
+    """Four digits, and more of a number that is almost 1."""
+    return f"{number:.4g}" if f"{number:.4g}" != "1" else f"{number:.8g}"
+
+
+def percent(share: float) -> str:
+    """``3.2 %``; small shares with an exponent."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.3g} %"
+
+
+def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: Mapping[str, int] | None = None) -> str:
+    """Where a factor may come from: ``world size (8)``, ``1/sqrt(64)``, ``2``, ``1/16``. Empty where nothing fits."""
+    names = {f"{name} ({count})": float(count) for name, count in (counts or {}).items() if count > 1}
+    roots = sorted({*sizes, *(1 << power for power in range(3, 9))})
+    names |= {f"sqrt({size})": sqrt(size) for size in roots if size > 2 and isqrt(size) ** 2 != size}
+    names |= {str(whole): float(whole) for whole in (*range(2, 65), 128, 256, 512, 1024)}
+    for name, value in names.items():
+        if abs(factor / value - 1) <= tolerance:
+            return name
+        if abs(factor * value - 1) <= tolerance:
+            return f"1/{name}"
+    return ""
 
 
 # Running statistics, which a batch norm writes to.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import factor_name, shown
+from twinprobe._judge.operations import factor_name, shown
 
 
 @dataclass(frozen=True, slots=True)
