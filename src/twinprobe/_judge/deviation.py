@@ -93,7 +93,8 @@ def of_statistics(
             gap = np.where(difference.case == SAME, 0.0, np.abs(difference.diff))
             share = np.where(gap == 0, 0.0, gap / scale)
         error = np.where(known & ~rows.blank(stat), np.fmax(error, share), error)
-    all_same = _all_same(differences, rows)
+    nothing = np.all([rows.blank(stat) for stat in STATS], axis=0) & rows.tensor & ~rows.empty()
+    all_same: Bools = np.all([difference.case == SAME for difference in differences.values()], axis=0) & ~nothing
     if estimate is None:
         return _settle(rows, error, _nonfinite(differences, rows), rounding, all_same=all_same)
     # Sums that were added up in another order differ in their last digits: only what is surely there counts.
@@ -254,12 +255,6 @@ def _nonfinite(differences: dict[str, StatDifference], rows: Rows) -> Bools:
     return found
 
 
-def _all_same(differences: dict[str, StatDifference], rows: Rows) -> Bools:
-    same: Bools = np.all([difference.case == SAME for difference in differences.values()], axis=0)
-    nothing: Bools = np.all([rows.blank(stat) for stat in STATS], axis=0)
-    return same & ~(nothing & rows.tensor & ~rows.empty())
-
-
 def _settle(rows: Rows, error: Floats, nonfinite: Bools, rounding: float | None, all_same: Bools) -> Deviation:
     with np.errstate(invalid="ignore"):
         small = error <= (rounding * rows.epsilon() if rounding else 0.0)
@@ -363,6 +358,7 @@ class Values:
     epsilon: Floats
     mean: Floats
     masked: Bools
+    grain: Floats  # the coarsest epsilon met so far, in the order of the run
 
 
 def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
@@ -389,7 +385,10 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
         distance = np.where(
             np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
         )
-    return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0))
+    order = np.lexsort((np.arange(len(epsilon)), np.maximum(flow.of_row, 0)))
+    grain = np.empty_like(epsilon)
+    grain[order] = np.maximum.accumulate(np.fmax(epsilon[order], 2.0**-52))
+    return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0), grain)
 
 
 # How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.

@@ -129,11 +129,10 @@ def expected_errors(
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     error = behind_norms(flow, error, estimated & ~sketched)
     values = values_of(pairs, flow, error, epsilon)
-    grain = _grain(flow, epsilon)
     drift, furthest = drift_of(pairs, flow, values, step, settings)
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
-    shown, grain = grain, np.maximum(grain, drift / ROUNDING)
+    grain = np.maximum(values.grain, drift / ROUNDING)
     few = np.where(estimated, of_few(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     between = arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
@@ -188,7 +187,7 @@ def expected_errors(
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     return Noise(
-        error, expected, times, shown, abnormal, matters, far, values.masked, flips_of(flow, values, far),
+        error, expected, times, values.grain, abnormal, matters, far, values.masked, flips_of(flow, values, far),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
 
@@ -348,14 +347,6 @@ def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
         np.maximum.at(most, value, np.where(around > 0, largest[around], 0.0))
         lost[entering] = 4 * ROUNDING * grain[entering] * most[value]
     return lost
-
-
-def _grain(flow: Flow, epsilon: Floats) -> Floats:
-    """The coarsest epsilon met so far, in the order of the run."""
-    order = np.lexsort((np.arange(len(epsilon)), np.maximum(flow.of_row, 0)))
-    grain = np.empty_like(epsilon)
-    grain[order] = np.maximum.accumulate(epsilon[order]) if len(order) else epsilon
-    return np.maximum(grain, 2.0**-52)
 
 
 class _Operands:

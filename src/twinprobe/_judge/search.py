@@ -148,7 +148,9 @@ def _unexplained(
     """Rows whose difference neither noise nor anything before them explains."""
     call = np.maximum(flow.of_row, 0)
     collective = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES)
-    received = collective if flow.of_ranks else _around(flow, collective)
+    received = collective.copy()  # what encloses them receives, too
+    for outer in () if flow.of_ranks else np.flatnonzero(collective).tolist():
+        received[flow.parents_of(outer)] = True
     held = (flow.of_row >= 0) & ~ignored_rows(flow, noise.error) & ~received[call]
     inputs = np.isin(flow.role, (INPUT, PARAMETER)) & held
     # Whole numbers that differ explain whatever a call makes of them; so do other shapes.
@@ -366,14 +368,6 @@ def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:
              if owner in (around := [int(flow.of_row[at]), *flow.parents_of(int(flow.of_row[at]))])]  # fmt: skip
     first = max(inner)[2] if inner else row
     return Beginning(int(flow.of_row[first]), first, cause)
-
-
-def _around(flow: Flow, calls: Bools) -> Bools:
-    """These calls and all that enclose them."""
-    found: Bools = calls.copy()
-    for call in np.flatnonzero(calls).tolist():
-        found[flow.parents_of(call)] = True
-    return found
 
 
 def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
