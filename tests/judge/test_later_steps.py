@@ -176,6 +176,23 @@ def test_a_running_mean_of_nothing_but_rounding(tmp_path: Path) -> None:
     assert "batch_norm.0.forward: input.1: running_mean differs before the call" in said(other, golden)
 
 
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_a_large_rate_makes_large_steps_of_the_noise_of_16_bits(tmp_path: Path, level: str) -> None:
+    """Adam moves as many elements by a whole step, one way or the other, as have a gradient below its error."""
+    target = trained(tmp_path / "b", made(lambda: Net(fused=False)), lr=0.02, cast=True, level=level)
+    golden = trained(tmp_path / "a", made(Net), lr=0.02, cast=True, level=level)
+    for step in range(STEPS):
+        found = twinprobe.compare(target / f"step{step}", golden / f"step{step}")
+        assert found.first is None, found.summary
+
+    def scale(step: int, model: Any, _: Any) -> None:
+        if step == 2:
+            model.layers[1].out.weight.data *= 1.5
+
+    other = trained(tmp_path / "c", made(lambda: Net(fused=False)), scale, lr=0.02, cast=True, level=level)
+    assert "parameter" in said(other, golden)
+
+
 def test_clipping_to_another_norm_is_named_where_only_modules_were_recorded(tmp_path: Path) -> None:
     target = trained(tmp_path / "b", made(Net), level="L0", clip=lambda step: 0.1 if step == 2 else 0.2)
     golden = trained(tmp_path / "a", made(Net), level="L0", clip=lambda _: 0.2)

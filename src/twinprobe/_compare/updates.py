@@ -50,8 +50,13 @@ def adaptive_rate(files: Iterable[Path]) -> float | None:
     for file in files:
         with suppress(TwinProbeError):  # reported where updates are compared
             table = open_run(file).table
-            rates = table.filter(table["name"].str.contains(_RATE))["max"].drop_nulls().drop_nans()
-            return max(rates.to_list(), default=0.0)
+            settings = dict(
+                table.filter(table["name"].str.contains(r"\.input\.(lr|alpha)$")).select("name", "max").rows()
+            )
+            rates = {name: rate for name, rate in settings.items() if rate and re.search(_RATE, name)}
+            # RMSprop corrects no bias: its average of squares begins with a small share of the first one.
+            shares = {name: 1 - (settings.get(f"{name.removesuffix('lr')}alpha") or 0.0) for name in rates}
+            return max((rate / max(shares[name], 1e-4) ** 0.5 for name, rate in rates.items()), default=0.0)
     return None
 
 

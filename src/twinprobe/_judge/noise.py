@@ -151,7 +151,8 @@ def expected_errors(
     )
     local = np.hypot(local, hidden_drift(pairs, flow, furthest)[row_call] * np.where(output, values.norm, 0.0))
     if step:
-        local = np.where(flow.parameter, np.fmax(local, _one_element(values, operands, abs(step), settings)), local)
+        moved = _few_elements(flow, values, operands, abs(step), depth * grain, settings)
+        local = np.where(flow.parameter, np.fmax(local, moved), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
@@ -279,15 +280,23 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     return np.hypot(distance, np.hypot(multiplied, alike))
 
 
-def _one_element(values: Values, operands: _Operands, steps: int, settings: dict[str, Any]) -> Floats:
-    """How far a single element may go in so many steps: Adam moves it by the rate, one way or the other, where its
-    gradient is rounding. As a distance; 0 where nothing is known of such an optimiser. A parameter that began as zero
-    is nothing but updates: all of its elements may. Where ranks were put together, a stale copy moves as little."""
-    if operands.divides.any():
-        corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
-        return np.full(len(values.norm), 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
-    far = 2 * steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
-    return np.where(values.rms <= far, far * np.sqrt(values.elements), far * settings.get(ONE_PROCESS, 0))
+def _few_elements(
+    flow: Flow, values: Values, operands: _Operands, steps: int, gathered: Floats, settings: dict[str, Any]
+) -> Floats:
+    """How far noise may have moved a parameter in so many steps: Adam moves an element by the rate, one way or the
+    other, where its gradient is rounding: one element at least, and as large a share as noise has of gradients.
+
+    As a distance; 0 where nothing is known of such an optimiser. A parameter that began as zero is nothing but updates:
+    all of its elements may. Where ranks were put together, a stale copy moves as little.
+    """
+    rate = 2 * steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
+    drifted = np.nan_to_num(values.error[flow.parameter]) > 0
+    share = float(np.max(gathered)) if 2 * drifted.sum() > len(drifted) else 0.0  # no noise where most are equal
+    few: Floats = rate * np.sqrt(np.maximum(1.0, share * values.elements)) * settings.get(ONE_PROCESS, 0)
+    if not operands.divides.any():
+        return np.where(values.rms <= rate, rate * np.sqrt(values.elements), few)
+    corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
+    return np.fmax(few, 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
 
 
 def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
