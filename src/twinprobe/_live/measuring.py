@@ -219,7 +219,8 @@ class PairGaps:
             ways: Sequence[Sequence[int]] = [ANY_ORDER] if rule.endswith(REORDERED) else ()
             # Inside, a model may keep its axes in another order, or cut them otherwise: a convolution against a product
             # of patches, rows of tokens against [batch, tokens]. What the model itself takes and gives has one shape.
-            if target.shape != golden.shape and not self._is_of_model(row):
+            alike = (row in raw.turned) is (golden_row in base.turned)  # else they are turned when they are measured
+            if target.shape != golden.shape and alike and not self._is_of_model(row):
                 ways = find_turns([Candidate(0, target.shape, golden.shape, False, False, "")]).get(0, ())
             return (turned_like(target, ways, golden) if ways else target), golden
         self._known[pair] = self._by_statistics(row, golden_row)
