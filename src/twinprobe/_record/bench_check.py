@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from twinprobe._record.rows import Entry, Note, Row, notes_of
+from twinprobe._record.entries import Entry, Note, Row, notes_of
 from twinprobe._record.writer import logger, size_of
 from twinprobe.errors import BadInput
 

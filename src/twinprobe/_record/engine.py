@@ -16,10 +16,9 @@ from types import FrameType
 from typing import IO, Any
 
 from twinprobe._record.bench_check import BenchCheck
+from twinprobe._record.calls import Stack, StackTable
 from twinprobe._record.config import NameFilter, RecordConfig
-from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, notes_of
-from twinprobe._record.stacks import Stack, StackTable
+from twinprobe._record.entries import Entry, Renderer, notes_of
 from twinprobe._record.writer import (
     TENSOR_FOLDER,
     DumpFolder,

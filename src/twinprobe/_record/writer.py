@@ -22,8 +22,7 @@ from typing import IO, Any
 import msgspec
 
 from twinprobe._measure.blocks import one_summary
-from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, Row, sketches_of
+from twinprobe._record.entries import Entry, Renderer, Row, sketches_of
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import DIRECTIONS
 from twinprobe._runs.sketches import SUFFIX, SketchJournal

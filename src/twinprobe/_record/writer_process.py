@@ -23,8 +23,7 @@ from typing import Any
 import msgspec
 
 from twinprobe._measure.statistics import Statistics
-from twinprobe._record.render import Renderer
-from twinprobe._record.rows import LEAF_TAG, NOTE_TAG, Entry, Leaf, Note, Row, sketches_of
+from twinprobe._record.entries import LEAF_TAG, NOTE_TAG, Entry, Leaf, Note, Renderer, Row, sketches_of
 from twinprobe._record.writer import DumpFolder, logger
 
 Folders = dict[int, tuple[DumpFolder, Renderer]]  # by number

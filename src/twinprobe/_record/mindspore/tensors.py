@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._record.eager.host_rows import ProgramFault, RowCache
-from twinprobe._record.rows import Note, Row
+from twinprobe._record.entries import Note, Row
 from twinprobe._record.writer import logger
 from twinprobe._runs.dtypes import STORAGE
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from twinprobe._record.calls import ModuleCall, ModuleInfo, ModuleWatch, outside_compiled
-from twinprobe._record.rows import Leaf
+from twinprobe._record.entries import Leaf
 from twinprobe._record.torch.tensors import WatchMode, silence
 from twinprobe._record.writer import logger
 
