@@ -245,7 +245,7 @@ def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
 
 DEFECTS = [
     "engine.Engine.emit", "engine.Engine.link", "engine.Engine.stack", "engine.Engine.count",
-    "engine.Engine._open_step", "engine.Engine._hand_over", "config.NameFilter.entering", "entries.Capturer.mapping",
+    "engine.Engine._open_step", "engine.Engine._hand_over", "calls.NameFilter.entering", "entries.Capturer.mapping",
     "recorder.ParameterGradients._arrived", "entries.Renderer.entry", "calls.StackTable.place",
     "torch.autograd.Graph.edges", "torch.autograd.Graph.install", "torch.autograd.Graph.note_pass",
     "torch.autograd.Graph.end", "torch.autograd.Crossing.arrive",
