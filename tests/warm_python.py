@@ -14,8 +14,10 @@ from pathlib import Path
 
 # A child leaves the loop and ends as an interpreter does: with its exit code, its traceback and its cleanup handlers.
 _SERVER = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 import polars, torch, torch._dynamo, twinprobe.torch, twinprobe._cli
+gc.collect()
+gc.freeze()  # children neither copy nor search what is loaded here
 for line in sys.stdin:
     job = json.loads(line)
     child = os.fork()
