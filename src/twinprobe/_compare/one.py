@@ -188,7 +188,7 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
     known = [file.is_file() for file in files]
     if not any(known):
         return summary
-    from twinprobe._compare.updates import add_little, join_updates, parameter_matcher
+    from twinprobe._compare.updates import add_little, join_updates, parameter_matcher, settings_without_effect
 
     if not all(known):
         ranks = bool(target.arrangement or golden.arrangement)  # then updates are compared on their own
@@ -206,7 +206,9 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         compared = compare_runs(*updates, Options(match, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
-    return join_updates(summary, compared.summary, (target, golden), updates)
+    joined = join_updates(summary, compared.summary, (target, golden), updates)
+    note = settings_without_effect(updates) if joined.first is None else ""
+    return replace(joined, notes=[*joined.notes, note]) if note else joined
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
+_ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
 
 
@@ -66,19 +68,36 @@ def rate_of_noise(files: Sequence[Path]) -> float:
     An optimizer's eps is left out: frameworks mean different things by it.
     """
     rates: list[float] = []
-    settings: list[dict[str, set[float]]] = []
     for file in files:
         rate = adaptive_rate([file]) if file.is_file() else None
         if not rate:
             return 0.0
         rates.append(rate)
-        table, found = open_run(file).table, dict[str, set[float]]()
-        for key, value in zip(table["name"].str.extract(_SETTING), table["max"], strict=True):
-            if key is not None:
+    runs = open_run(files[0]), open_run(files[1])
+    return 0.0 if _other_settings(runs, _SETTING) else min(rates)
+
+
+def _other_settings(runs: tuple[Run, Run], names: str) -> dict[str, tuple[list[float], list[float]]]:
+    """The settings with these names that both runs have, where their values differ: all values of each run."""
+    values: list[dict[str, set[float]]] = [{}, {}]
+    for run, found in zip(runs, values, strict=True):
+        for key, value in zip(run.table["name"].str.extract(names), run.table["max"], strict=True):
+            if key is not None and value is not None and isfinite(value):
                 found.setdefault(key, set()).add(value)
-        settings.append(found)
-    shared = settings[0].keys() & settings[1].keys()
-    return min(rates) if all(settings[0][key] == settings[1][key] for key in shared) else 0.0
+    mine, golden = values
+    return {key: (sorted(mine[key]), sorted(golden[key])) for key in mine if mine[key] != golden.get(key, mine[key])}
+
+
+def settings_without_effect(runs: tuple[Run, Run]) -> str:
+    """A note on settings that differ while the updates agree: 16 bits, or few steps, show no small one. Else empty."""
+    if runs[0].framework != runs[1].framework or _classes(runs[0]) != _classes(runs[1]):
+        return ""  # the same number means something else
+    words = [
+        f"{key} {', '.join(f'{value:g}' for value in mine)} against {', '.join(f'{value:g}' for value in golden)}"
+        for key, (mine, golden) in _other_settings(runs, _ANY_SETTING).items()
+        if key != "step"
+    ]
+    return f"settings of the optimizers differ, with no effect seen so far: {'; '.join(words)}" if words else ""
 
 
 def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged) -> str:

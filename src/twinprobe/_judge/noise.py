@@ -68,6 +68,7 @@ _IN_A_ROW = 512  # terms that a kernel adds to one sum in float32; longer sums a
 _BATCH = 4  # terms of a sum: more are those of a batch
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
 _ROW = 8.0  # numbers that every kernel adds up first
+_MOST_ROUNDINGS = 64.0  # to 16 bits, in one call
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _FILLED = 9e3  # a mean beyond this is one of a mask's fill values
 _SEEN = 3.0  # what is carried on stands out from the rounding that every call renews; what has died out does not
@@ -567,9 +568,11 @@ class _Operands:
 
     def roundings(self) -> Floats:
         """Per call: how often it rounds on the way."""
-        # 16-bit products are summed in float32.
-        sums = np.where(self.fine > 2 * _FLOAT32, 2.0, np.maximum(self.terms, 2.0))
-        often = np.where(self.family == Family.PRODUCT, np.maximum(sums, self.often), self.often)
+        # Products of 16 bits are summed in float32, and so are those of recurrent layers.
+        coarse = self.fine > 2 * _FLOAT32
+        sums = np.where(coarse, 2.0, np.maximum(self.terms, 2.0))
+        often = np.where(coarse, np.minimum(self.often, _MOST_ROUNDINGS), self.often)
+        often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
         # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
         often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
         # The error of a logarithm is relative to what it is the logarithm of.

@@ -104,6 +104,8 @@ _BY_NAME: dict[str, Operation] = {
         softmax_cross_entropy bce_loss softmax_with_cross_entropy
         """, 4.0, 8),
     **_named(Family.LOSS, "ctc_loss", 4.0, 64),  # and what whole paths lose
+    # A hundred steps, each of which adds up a hundred products and goes on with what the step before has lost.
+    **_named(Family.OTHER, "lstm gru rnn_tanh rnn_relu", 4.0, 1e4),
     **_named(Family.CHOICE, """
         topk argmax argmin argsort sort multinomial_greedy eq ne lt le gt ge nonzero unique bucketize searchsorted round
         floor ceil trunc sign isclose floor_divide floordiv mod fmod remainder logical_and logical_or logical_not
@@ -123,6 +125,7 @@ _BY_CLASS = tuple(
     (re.compile(words), _BY_NAME[name])
     for words, name in (
         (r"norm", "layer_norm"),
+        (r"^(lstm|gru|rnn)$", "lstm"),
         (r"multihead|attention", "scaled_dot_product_attention"),
         (r"conv|linear|dense|proj$|lm_?head", "linear"),
         (r"embedding$|identity|pad|pool|flatten|shuffle", "view"),

@@ -182,12 +182,14 @@ def _unexplained(
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts) & ~facts.idle
-    # A product that gives the same took the same, transposed by a flag of its own: nothing begins there.
+    # A product that gives the same took the same, transposed by a flag of its own: nothing begins there. A bias, which
+    # has one axis, is never transposed.
     given = np.zeros(len(flow.ops))
     made = (flow.role == OUTPUT) & (flow.of_row >= 0)
     np.maximum.at(given, flow.of_row[made], np.nan_to_num(np.where(facts.matched, noise.error, 1.0), nan=1.0)[made])
     given[flow.each_call(lambda op: op.direction != FORWARD) | (family != Family.PRODUCT)] = np.inf
-    entering &= given[call] > _TRANSPOSED * np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
+    least = _TRANSPOSED * np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
+    entering &= (given[call] > least) | (flow.elements[0] == flow.length)
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)
