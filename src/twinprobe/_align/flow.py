@@ -248,8 +248,8 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
 
 
 def _list_and_loop(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[int]) -> tuple[Rows, Rows] | None:
-    """The rows that enter and leave where one run makes in one call for a list what the other makes in a loop:
-    ``_foreach_add_`` and as many ``add_``, as optimizers do on a GPU and on a CPU. Element and call go by their order."""
+    """The rows that enter and leave, element by element, where one run makes in one call for a list what the other
+    makes in a loop: ``_foreach_add_`` and as many ``add_``, as optimizers do on a GPU and on a CPU."""
     turned = len(mine) > 1
     whole, single = (1, 0) if turned else (0, 1)
     (call, *more), calls = (theirs, mine) if turned else (mine, theirs)

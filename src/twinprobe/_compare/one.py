@@ -34,6 +34,7 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
+from twinprobe._runs.table import STATS
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -118,6 +119,8 @@ class Options:
     """A third run that shows how far healthy runs of the golden program are apart."""
     isolate: Isolate | None = None
     """How suspects are run again from their own inputs: given from above, since only that room imports a framework."""
+    before: tuple[Path, Path] | None = None
+    """Both runs of the step before, which agree: parameters may be as far apart as these left them."""
     reorder: Reorder | None = None
     """Which tensors are to be read in another order, once they are measured: pieces that ranks hold."""
 
@@ -160,6 +163,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     evidence.other_layout = target.arrangement != golden.arrangement
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
+    left = np.zeros(0, dtype=bool) if options.before is None else _left_before(target, golden, evidence, options)
+    if left.any():
+        evidence.noise = np.fmax(
+            np.where(left, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
+        )
     judged = judge(target, evidence, options.thresholds)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)
@@ -174,7 +182,30 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
             target.settings |= {ADAPTIVE_RATE: rate, ONE_PROCESS: 1}
             judged = judge(target, evidence, options.thresholds)
             summary = _summarise(mode, target, golden, evidence, judged, pairs)
+    if left.any():
+        worst = float(np.nanmax(evidence.deviation.error[left]))
+        note = f"step {target.step} begins with parameters as far apart as the step before, which agrees, left them"
+        note += f" (worst {100 * worst:.2g}%)"
+        summary = replace(summary, notes=[*summary.notes, note])
     return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
+
+
+def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options) -> NDArray[np.bool_]:
+    """Rows of parameters that differ as the optimizers of the step before left them."""
+    from twinprobe._compare.updates import parameter_matcher, written_values
+
+    assert options.before is not None
+    files = [run.parent / OPTIMIZER_FILE for run in options.before]
+    if not all(file.is_file() for file in files):
+        return np.zeros(0, dtype=bool)
+    pairs = evidence.pairs
+    try:
+        written = written_values(open_both(files[0], files[1]), parameter_matcher(target, golden, pairs))
+    except TwinProbeError:
+        return np.zeros(0, dtype=bool)
+    values = zip(*(pairs[f"{side}_{stat}"] for side in "tg" for stat in STATS), strict=True)
+    apart = np.nan_to_num(evidence.deviation.error) > 0
+    return np.array([value in written for value in values], dtype=bool) & apart & ~evidence.deviation.nonfinite
 
 
 def not_compared(folder: Path) -> str:

@@ -29,7 +29,7 @@ from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
@@ -98,6 +98,18 @@ def settings_without_effect(runs: tuple[Run, Run]) -> str:
         if key != "step"
     ]
     return f"settings of the optimizers differ, with no effect seen so far: {'; '.join(words)}" if words else ""
+
+
+def written_values(runs: tuple[Run, Run], match: Callable[[Run, Run], Pairs]) -> set[tuple[float, ...]]:
+    """What the optimizers of both runs wrote, by parameters: max, min, mean and norm, the target's and golden's."""
+    pairs = match(*runs)
+    matched = (pairs.target >= 0) & (pairs.golden >= 0)
+    sides = []
+    for run, rows in ((runs[0], pairs.target[matched]), (runs[1], pairs.golden[matched])):
+        table = run.table.select("role", *STATS)[rows.tolist()]
+        sides.append([(role, *numbers) for role, *numbers in table.iter_rows()])
+    both = zip(*sides, strict=True)
+    return {(*mine, *golden) for (role, *mine), (_, *golden) in both if role == OUTPUT and None not in mine}
 
 
 def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged) -> str:
