@@ -20,7 +20,7 @@ from twinprobe._live.running import Options
 from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.tolerance import Gap, transposed
-from twinprobe._record.rows import Note
+from twinprobe._record.entries import Note
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import DIGESTS, STATISTICS, Run
 from twinprobe._runs.tensors.elements import HostTensor

@@ -16,20 +16,10 @@ from types import FrameType
 from typing import IO, Any
 
 from twinprobe._record.bench_check import BenchCheck
-from twinprobe._record.config import NameFilter, RecordConfig
-from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, notes_of
-from twinprobe._record.stacks import Stack, StackTable
-from twinprobe._record.writer import (
-    TENSOR_FOLDER,
-    DumpFolder,
-    Problems,
-    Worker,
-    is_disk_error,
-    logger,
-    size_of,
-    speak,
-)
+from twinprobe._record.calls import NameFilter, Stack, StackTable
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.entries import Entry, Problems, Renderer, logger, notes_of, speak
+from twinprobe._record.writer import TENSOR_FOLDER, DumpFolder, Worker, is_disk_error, size_of
 from twinprobe._record.writer_process import RemoteFolder, WriterProcess, start_writer_process
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput

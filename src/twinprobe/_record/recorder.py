@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from twinprobe._record.bench_check import BenchCheck
 from twinprobe._record.calls import Api, ModuleInfo, wanted_ranks
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework
+from twinprobe._record.entries import Capturer, Entry, unrecorded
 from twinprobe._record.perturb import Perturbation
-from twinprobe._record.render import Capturer, unrecorded
-from twinprobe._record.rows import Entry, GradientWatch
 from twinprobe.errors import BadInput
 
 
@@ -286,3 +286,93 @@ def _check_token_range(token_range: Any, models: list[Any]) -> None:
         raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 up: the first and the last token")
     if not models:
         raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")
+
+
+# Gradients of parameters by module: one entry for each module and backward pass.
+
+
+class GradientWatch(Protocol):
+    """Collects the gradients of watched modules' parameters."""
+
+    def attach(self, infos: Iterable[Any]) -> None:
+        """Collect those of these modules."""
+
+    def flush(self) -> None:
+        """A pass is over."""
+
+    def detach(self) -> None:
+        """Hand over what has come, and collect no more."""
+
+
+class Group:
+    """The parameters of one module and the gradients of this pass that have come."""
+
+    __slots__ = ("expected", "found", "module", "prefix")
+
+    def __init__(self, module: Any, prefix: str, expected: int) -> None:
+        self.module = module
+        self.prefix = prefix
+        self.expected = expected
+        self.found: dict[str, Any] = {}
+
+
+class ParameterGradients:
+    """The groups that are watched, and the hooks on their parameters."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._handles: list[Any] = []
+        self._groups: list[Group] = []
+
+    def detach(self) -> None:
+        """Emit what came and remove every hook."""
+        self.flush()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._groups.clear()
+
+    def flush(self) -> None:
+        """The pass is over: emit what came, even where some gradients did not."""
+        for group in self._groups:
+            if group.found:
+                self._emit(group)
+
+    def attach(self, infos: Iterable[Any]) -> None:
+        """Watch the parameters of every watched module. Each hook sees the gradient of one backward pass, summed over
+        all uses."""
+        work = self._recorder.work
+        for info in infos:
+            named = self._recorder.watched_parameters(info)
+            if named:
+                group = Group(info.module, info.prefix, len(named))
+                self._groups.append(group)
+                for name, parameter in named.items():
+                    hook = partial(work, "recording a parameter's gradient", self._arrived, group, name)
+                    self._watch(parameter, hook)
+
+    def _watch(self, parameter: Any, hook: Callable[[Any], None]) -> None:
+        self._handles.append(parameter.register_hook(hook))
+
+    def _arrived(self, group: Group, name: str, gradient: Any) -> None:
+        recorder = self._recorder
+        if not recorder.active or recorder.muted:
+            return
+        if name in group.found:  # a second gradient of a parameter is of another pass
+            self._emit(group)
+        recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
+        group.found[name] = recorder.note_parameter_gradient(group.module, name, gradient)
+        if len(group.found) == group.expected:
+            self._emit(group)
+
+    def _emit(self, group: Group) -> None:
+        gradients, group.found = group.found, {}
+        emit_gradients(self._recorder, group.prefix, gradients)
+
+
+def emit_gradients(recorder: Any, prefix: str, gradients: dict[str, Any]) -> None:
+    """Hand over the gradients of one module, as the next pass of it."""
+    front = f"{prefix}parameters_grad"
+    name = f"{front}.{recorder.engine.count(front)}"
+    if recorder.wants(name):
+        recorder.engine.emit(Entry(name, gradients, boxed=True))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinprobe._record.rows import Entry, Note, with_total_norm
+from twinprobe._record.entries import Entry, Note, with_total_norm
 from twinprobe._runs.names import TOTAL_NORM
 
 Named = tuple[str, str | None]  # a parameter's name in the model, and how it is stored if that is the framework's own

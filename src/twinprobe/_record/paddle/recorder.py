@@ -17,14 +17,12 @@ from twinprobe._record.eager.host_rows import HostRows, RowCache
 from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
+from twinprobe._record.entries import NOT_MINE, Leaf, Note, logger
 from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
 from twinprobe._record.paddle.tensors import PaddleTensors, dtype_name
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
-from twinprobe._record.render import NOT_MINE
-from twinprobe._record.rows import Leaf, Note
 from twinprobe._record.watch.eager import EagerWatcher
-from twinprobe._record.writer import logger
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 

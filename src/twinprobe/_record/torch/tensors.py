@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from twinprobe._record.rows import Note, Row
+from twinprobe._record.entries import Note, Row
 from twinprobe._record.torch.device import DeviceRows
 from twinprobe._record.torch.host import (
     describe,
