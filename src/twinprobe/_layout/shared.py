@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
+from math import isnan, prod
 from typing import Any
 
 from twinprobe._align.calls import dims
@@ -26,10 +26,12 @@ from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
+_EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
 _ADDITION = re.compile(r"\.(__)?i?add(__)?_?\.\d+\.forward$")
 _IN_LIST = re.compile(r"\.(input|output)\.\d+\.\d+$")
@@ -165,7 +167,92 @@ def _counts(piece: Piece) -> bool:
     )
 
 
-def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
+def reductions_of(whole: Whole) -> tuple[dict[Any, int] | None, set[Any]]:
+    """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; None at L0.
+
+    Beside them those of which not the sum is taken but the largest or the smallest.
+    """
+    import polars as pl
+
+    names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
+    rows = whole.pieces.with_row_index("row").filter(pl.col("op").str.contains(COLLECTIVE.pattern) & names)
+    if not rows.height:
+        return (None if not whole.level.startswith(("L1", "mix")) else {}), set()
+    roles, kinds, texts = (whole.table[name].to_list() for name in ("role", "kind", "max_text"))
+    outputs = {op: row for row, op in reversed(rows.select("row", "op").rows()) if roles[row] == OUTPUT}
+    extreme = {op for row, op in rows.select("row", "op").rows() if _EXTREMES.search(texts[row] or "")}
+    found: dict[Any, int] = {}
+    extremes: set[Any] = set()
+    for row, op in rows.select("row", "op").rows():
+        if roles[row] == INPUT and kinds[row] == TENSOR:
+            for line in along(whole.pieces_of(row), AXES.index("tp")):
+                found.setdefault(signature(line), outputs.get(op, -1))
+                extremes |= {signature(line)} if op in extreme else set()
+    return _parts_of_sums(whole, found), extremes
+
+
+def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Mapping[Any, int]) -> set[int]:
+    """Rows of functions between a shard and a reduction, of which each rank has another value of the whole's shape.
+
+    So it is in a loss over a vocabulary of which each rank has some words: where its own begin is subtracted from the
+    labels, those of others are masked, and what is picked adds up. What no shard and no number of the rank itself goes
+    into is a copy: it is not among these rows.
+    """
+    kinds, roles, dtypes = (whole.table[name].to_list() for name in ("kind", "role", "dtype"))
+    ops, equal, goals = whole.pieces["op"].to_list(), whole.pieces["equal"].to_list(), other.table["shape"].to_list()
+    signs: dict[int, Any] = {}
+    of_op: dict[str, list[int]] = defaultdict(list)
+    made: dict[Any, list[str]] = defaultdict(list)
+    for row, op in enumerate(ops):
+        of_op[op].append(row)
+        if kinds[row] == TENSOR and not is_module(op) and not COLLECTIVE.match(op) and f".{FORWARD}" in op:
+            signs[row] = _contents(whole.pieces_of(row))
+            if roles[row] == OUTPUT:
+                made[signs[row]].append(op)
+
+    def whole_numbers(row: int) -> bool:
+        return "int" in (dtypes[row] or "") or "bool" in (dtypes[row] or "")
+
+    def reduces(row: int) -> bool:
+        return all(signature(line) in reduced for line in along(whole.pieces_of(row), AXES.index("tp")))
+
+    def is_cut(row: int) -> bool:
+        return row in partners and dims(goals[partners[row]]) != whole.pieces_of(row)[0].shape
+
+    taken = {_contents(whole.pieces_of(row)) for row, op in enumerate(ops)
+             if COLLECTIVE.match(op) and roles[row] == INPUT and kinds[row] == TENSOR and reduces(row)}  # fmt: skip
+    open_ends = list(taken)
+    before: set[str] = set()
+    while open_ends:
+        for op in made.get(open_ends.pop(), ()):
+            rows = [row for row in of_op[op] if roles[row] == INPUT and row in signs] if op not in before else []
+            before.add(op)
+            open_ends += [signs[row] for row in rows
+                          if not is_cut(row) and (whole_numbers(row) or not equal[row])]  # fmt: skip
+    found: set[int] = set()
+    own: set[Any] = set()
+    for op in dict.fromkeys(ops):
+        if op not in before:
+            continue
+        inputs = [row for row in of_op[op] if roles[row] == INPUT]
+        numbers = any(kinds[row] == VALUE and not equal[row] for row in inputs)
+        if not numbers and not any(row in signs and (is_cut(row) or signs[row] in own) for row in inputs):
+            continue
+        outputs = [row for row in of_op[op] if roles[row] == OUTPUT and row in signs and not is_cut(row)]
+        own |= {signs[row] for row in outputs}
+        found |= {row for row in inputs if row in signs and signs[row] in own}
+        found |= {row for row in outputs if signs[row] not in taken}
+        found |= set(of_op.get(op.replace(f".{FORWARD}", f".{BACKWARD}"), ()))
+    return found
+
+
+def _contents(pieces: Sequence[Piece]) -> Any:
+    """What is left of a value when it is seen in another shape: its size and its statistics on each rank."""
+    return tuple((prod(piece.shape or ()), *(None if one is None or isnan(one) else one for one in piece.stats))
+                 for piece in pieces)  # fmt: skip
+
+
+def _parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
     """What recorded reductions take, and what was added up before to what they take: a sum of partial sums is one.
 
     Layers whose outputs are added (attention and an MLP side by side) need one reduction for both.
