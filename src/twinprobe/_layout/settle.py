@@ -120,7 +120,7 @@ class _Side:
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.shares = shares_of(whole)
-        if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden["max"]):
+        if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden):
             whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
             self.shares = {}
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share

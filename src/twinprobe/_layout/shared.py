@@ -32,7 +32,9 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TEN
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
+_PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
+_READ = re.compile(r"\.(embedding|cross_entropy|nll_loss)\.\d+\.forward$")
 _ADDITION = re.compile(r"\.(__)?i?add(__)?_?\.\d+\.forward$")
 _IN_LIST = re.compile(r"\.(input|output)\.\d+\.\d+$")
 _LOOKUP = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
@@ -138,6 +140,7 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
     """The rows of places in a rank's own part of the batch, where they are made (``nonzero``) and where read.
 
     So are whole numbers that count from zero on every rank (``arange``), to which a program adds where its part begins.
+    What a table or a loss is given, or a module, is meant as it is.
     """
     made: set[tuple[str, ...]] = set()
     found: set[int] = set()
@@ -146,7 +149,8 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
         if "int" not in (dtype or ""):
             continue
         places = role == OUTPUT and _PLACES.search(op)
-        if role == INPUT and row in partners and all(map(_counts, pieces := whole.pieces_of(row))):
+        read = is_module(op) or _READ.search(op)
+        if role == INPUT and row in partners and not read and all(map(_counts, pieces := whole.pieces_of(row))):
             found |= {row} if dims(other.table["shape"][partners[row]]) != pieces[0].shape else set()
         if not places and not made:
             continue
@@ -307,10 +311,14 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
     """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
-    found = {}
+    found: dict[int, Shape] = {}
     heads = [_shared_heads(whole) for whole in (target, golden)]
-    for rows in partners:
+    of_gradient = _gradients_of(target)
+    for rows in sorted(partners, key=lambda rows: rows[0] in of_gradient):
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
+            continue
+        if of_gradient.get(rows[0]) in found:  # a gradient has the shape of its value; those of copies add up
+            found[rows[0]] = found[of_gradient[rows[0]]]
             continue
         weight = roles[rows[0]] in (PARAMETER, GRADIENT)
         pieces, counts, known = [], [], None
@@ -329,6 +337,32 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
         shape = goal[1] if goal is not None else known
         if shape is not None:
             found[rows[0]] = shape
+    return found
+
+
+def _gradients_of(whole: Whole) -> dict[int, int]:
+    """The rows of gradients, with the rows of the values that they are the gradients of."""
+    columns = [whole.pieces[name].to_list() for name in ("op", "suffix")]
+    columns += [whole.table[name].to_list() for name in ("role", "kind", "dtype")]
+    values: dict[Any, list[int]] = defaultdict(list)
+    gradients: list[tuple[int, Any, int]] = []
+    for row, (op, suffix, role, kind, dtype) in enumerate(zip(*columns, strict=True)):
+        call, name = _without_direction(op), suffix.rpartition(".")[2]
+        if kind != TENSOR or "float" not in (dtype or ""):
+            continue
+        if role == PARAMETER:
+            values[parse_op(op).body, name].append(row)
+        elif role == GRADIENT:
+            gradients.append((row, (parse_op(op).body, name), 0))
+        elif f".{FORWARD}" in op:
+            values[call, role].append(row)
+        elif f".{BACKWARD}" in op and name.isdecimal():  # the arguments' gradients come out
+            gradients.append((row, (call, OUTPUT if role == INPUT else INPUT), int(name)))
+    found = {}
+    for row, key, number in gradients:
+        value = values[key][number] if number < len(values.get(key, ())) else row
+        if value != row and whole.pieces_of(value)[0].shape == whole.pieces_of(row)[0].shape:
+            found[row] = value
     return found
 
 
@@ -378,20 +412,30 @@ def shares_of(whole: Whole) -> dict[str, list[float]]:
     return shares
 
 
-def divided_before(whole: Whole, partners: Mapping[int, int], golden: Sequence[float | None]) -> bool:
-    """Whether the loss was divided before backward began, so that gradients carry their shares already."""
-    for row in range(whole.table.height):
-        if whole.table["role"][row] != INPUT or whole.table["shape"][row] != "[]":
-            continue
-        if f".{BACKWARD}" not in whole.pieces["op"][row] or row not in partners:
-            continue
-        goal = golden[partners[row]]
-        values = [piece.stats[0] for piece in whole.pieces_of(row) if not any(piece.place[4:])]
+def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
+    """Whether the loss was divided before backward began, so that gradients carry their shares already.
+
+    The gradient of the loss tells. At L0, where none is recorded, the first one that a module is given does: the norm
+    of all its parts is golden's, not as many times larger as there are parts.
+    """
+    roles, shapes, ops = whole.table["role"].to_list(), whole.table["shape"].to_list(), whole.pieces["op"].to_list()
+    given = [row for row in range(whole.table.height)
+             if roles[row] == INPUT and f".{BACKWARD}" in ops[row] and row in partners]  # fmt: skip
+    scalars = [row for row in given if shapes[row] == "[]"]
+    if scalars:
+        goal = golden["max"][partners[scalars[0]]]
+        values = [piece.stats[0] for piece in whole.pieces_of(scalars[0]) if not any(piece.place[4:])]
         if goal is None or None in values:
             return False
         total = sum(value for value in values if value is not None)
         return len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal
-    return False
+    if not given or whole.layout.tp > 1:
+        return False
+    pieces, goal = whole.pieces_of(given[0]), golden["norm"][partners[given[0]]]
+    norms = [piece.stats[3] for piece in pieces]
+    if len(pieces) < 2 or not goal or None in norms or shapes[given[0]] == str(list(pieces[0].shape or ())):
+        return False
+    return abs(sum(norm * norm for norm in norms if norm is not None) ** 0.5 / goal - 1) < _PLAIN
 
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
