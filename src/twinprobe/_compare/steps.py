@@ -135,7 +135,8 @@ def steps_of(
     for job, first in sorted(firsts, key=lambda one: one[0].key):
         if first is not None:
             where = f" on rank {job.key.rank}" if job.key.rank >= 0 and not job.ranks and not curves else ""
-            told = f"{first.op}{where}: {first.sentence}"
+            inside = f" in {first.module}" if first.module and first.module not in first.op else ""
+            told = f"{first.op}{inside}{where}: {first.sentence}"
             by_rank.setdefault(max(job.key.rank, 0), {}).setdefault(job.key.step, told)
     if not curves or any(job.ranks for job, _ in firsts):
         differing: dict[int, str] = {}

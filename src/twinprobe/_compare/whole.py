@@ -43,7 +43,7 @@ from twinprobe._layout.ranks import (
 from twinprobe._layout.settle import NO_UPDATE, SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
 from twinprobe._layout.whole import Whole, call_head, make_whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_of, misplaced, numbers_of, only_on, other_data, whose
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, misplaced, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -52,9 +52,9 @@ from twinprobe.errors import BadInput, TwinProbeError
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
+_ON_RANKS = "differs on rank"
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
-_SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a bias that shows
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
@@ -367,8 +367,9 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
                      if text.startswith(f"{first.op}.") and SETTING in text][:1]  # fmt: skip
         for start in (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
+        said = [text for text in said if _ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
-        said += [f"made by {alone} alone"] if alone else []
+        said += [f"made by {alone} alone"] if alone and not factor else []
         said += [*factor, *_biases(comparison, first)]
         said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]
     if first is not None and said:
@@ -452,7 +453,7 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         ranks = other_data(whole, row, golden, partner) if order <= first.order else []
         if ranks:
             argument = name.removeprefix(f"{op}.")
-            said = f"{argument}: it comes from outside and differs on rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            said = f"{argument}: it comes from outside and {_ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
             around = op if parse_op(op).is_module else whole.parents.get(op)
             return _moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
     return None
@@ -472,7 +473,7 @@ def _other_shards(comparison: Comparison) -> Divergence | None:
         said = misplaced(whole, row, golden, partner)
         if said:
             op, _, argument = name.rpartition(".parameters.")
-            words = f"parameters.{argument}: the parameter holds golden's values in another order: {said}"
+            words = f"parameters.{argument}: the parameter differs: {said}"
             return _moved(first, op, f"parameters.{argument}", other, order, parse_op(op).body, words)
     return None
 
@@ -480,30 +481,24 @@ def _other_shards(comparison: Comparison) -> Divergence | None:
 def _biases(comparison: Comparison, first: Divergence) -> list[str]:
     """Whether an output is off by the bias of its module, as often as ranks could have added it before a sum."""
     whole, pairs = comparison.target, comparison.evidence.pairs
-    if not isinstance(whole, Whole) or whole.layout.tp == 1 or not first.argument.startswith("output"):
-        return []
-    bias, row = bias_of(whole, first.op), pairs.filter(pairs["t_name"] == first.row)
-    means = [row[f"{side}_mean"][0] for side in "tg"] if row.height else []
-    if bias is None or not means or None in means:
+    row = pairs.filter(pairs["t_name"] == first.row)
+    if not isinstance(whole, Whole) or not first.argument.startswith("output") or not row.height:
         return []
     scale = max(abs(row["g_max"][0] or 0.0), abs(row["g_min"][0] or 0.0))
-    off = abs(means[0] - means[1] - (whole.layout.tp - 1) * bias)
-    if off > _SAME_MEAN * scale or abs(bias) < _BIASED * scale:
-        return []
-    tp = whole.layout.tp
-    return [f"it is off by {tp - 1} times the bias: each of {tp} ranks adds it before the sum"]
+    return bias_too_often(whole, first.op, row["t_mean"][0], row["g_mean"][0], scale)
 
 
 def _one_factor(comparison: Comparison) -> list[str]:
-    """Whether all gradients of an optimizer are the same multiple of golden's: a mean that is a sum, say."""
+    """Whether gradients that differ are the same multiple of golden's: a mean that is a sum, of experts' alone say."""
     pairs = comparison.evidence.pairs
     named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
     rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
-    factors = (rows["t_norm"] / rows["g_norm"]).to_numpy()
+    every = (rows["t_norm"] / rows["g_norm"]).to_numpy()
+    factors = every[np.abs(every - 1) >= _SAME_FACTOR]
     if len(factors) < _FEW_GRADIENTS:
         return []
     usual = float(np.median(factors))
-    if abs(usual - 1) < _SAME_FACTOR or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+    if np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
         return []
     sizes = {f"{name}={size}": size for run in (comparison.target, comparison.golden) if isinstance(run, Whole)
              for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
@@ -511,7 +506,11 @@ def _one_factor(comparison: Comparison) -> list[str]:
              if size > 1}  # fmt: skip
     why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
     told = f", as many as {' and '.join(why)}" if why else ""
-    return [f"the gradients of all {len(factors):,} parameters are {usual:.4g} times golden's{told}"]
+    if few := len(factors) < _MOST_GRADIENTS * len(every):
+        told += ", the others agree"
+    count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
+    # Where not all differ, only a number of ranks is no chance.
+    return [f"the gradients of {count} parameters are {usual:.4g} times golden's{told}"] if why or not few else []
 
 
 def _grouped(findings: list[str]) -> list[str]:

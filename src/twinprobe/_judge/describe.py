@@ -51,6 +51,7 @@ _FRAMEWORK_FILES = re.compile(
     r"|importlib|/twinprobe/_|/runpy\.py|<frozen|<string>|<__array"
 )
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
+_BEFORE = ".parameters.before"
 _MOST_NOTES = 3
 _NEARBY = 400  # rows before and after: a layer of a transformer with its functions
 _PARALLEL = 0.99  # the cosine of two sketches; unrelated ones stay below 0.64
@@ -578,6 +579,8 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         # Tokens: what follows from one that has flipped has an effect, and is expected.
         until = int(judged.calls.of_row[judged.noise.flips].min(initial=until))
     lost = [beginning for beginning in judged.beginnings if not beginning.reaches and beginning.call <= until]
+    if len(lost) < len(judged.beginnings):  # what an optimizer finds follows from the steps before
+        lost = [one for one in lost if not (pairs["t_name"][one.row] or "").endswith(_BEFORE)]
     effect = "without effect on any result"
     if judged.flow is not None and judged.noise is not None:
         matched = evidence.pairs["g_row"].is_not_null().to_numpy()

@@ -540,7 +540,7 @@ def clipping(pairs: pl.DataFrame) -> str:
     # Of ranks that clip by norms of their own, no norm of all gradients is known.
     clips = [any(row["t_role"] == INPUT and row[f"{side}_kind"] in (TENSOR, VALUE) for row in rows) for side in "tg"]
     if clips[0] != clips[1]:
-        return f"only the {'target' if clips[0] else 'golden'} run calls a function that clips gradients"
+        return f"only the {'target' if clips[0] else 'golden'} run calls a function that clips gradients by their norm"
     if not all(clips):
         return ""
     if all(before) and abs(before[0] - before[1]) > _SAME_NORM * before[1]:

@@ -330,7 +330,8 @@ def _reader_of_one_run(flow: Flow, owner: int) -> int | None:
 def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differences) -> Beginning | None:
     """The last call before in the module around that only one run makes: what it gave may have been indexed on the way.
 
-    None where both runs make such calls, and where what they gave is there without them: these change nothing.
+    None where both runs make such calls, and where what they gave is there without them: these change nothing. Indexing
+    makes no whole numbers of others.
     """
     inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
@@ -345,6 +346,7 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
     meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
     for alone, marks in ((made, flow.marks[0]), (meant, flow.marks[1])):
+        alone &= facts.integer == facts.integer[row]
         if alone.any():
             alone[alone] = ~np.isin(marks[alone], marks[facts.matched])
     if made.any() == meant.any():

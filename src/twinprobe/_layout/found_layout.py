@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout, layout_for
 from twinprobe._layout.pieces import Shape
 from twinprobe._layout.stages import experts_in, in_expert
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import INPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | N
     if tokens and goal and layout.cp > 1 and tokens[1] == goal[1]:
         found.append(f"context parallel ranks hold parts of sequences, but rank {first.rank} was given {list(tokens)}, "
                      f"and the other run {list(goal)}")  # fmt: skip
-    if layout.ep > 1 and own and not experts_in(first.run.ops, layout.experts):
+    if layout.ep > 1 and own and not cut and not experts_in(first.run.ops, layout.experts):
         found.append("expert parallel ranks hold some of the experts, but no list of experts was recorded")
     return found
 
@@ -229,6 +230,24 @@ def _differ_inside_only(runs: Sequence[Run], name: str) -> bool:
     return alike and all(one == shapes[0] for one in shapes) and all(one != items[0] for one in items[1:])
 
 
+def _batch_parts(run: Run, other: Run) -> int:
+    """Into how many parts the batch was cut of which a rank has one, as the first inputs tell; 0 where they do not."""
+    first = [_first_input(one) for one in (run, other)]
+    own, whole = (dims(shape) or () for _, shape in first)
+    if first[0][0] != first[1][0] or not own or own[1:] != whole[1:] or not own[0] or whole[0] % own[0]:
+        return 0
+    return whole[0] // own[0]
+
+
+def _first_input(run: Run) -> tuple[str, str]:
+    """The path of the module that is first given a tensor, and its shape."""
+    import polars as pl
+
+    rows = run.table.filter((pl.col("role") == INPUT) & (pl.col("kind") == TENSOR)).select("op", "shape").rows()
+    ops = ((parse_op(run.ops[op]), shape) for op, shape in rows)
+    return next(((bare_path(op.body), shape) for op, shape in ops if op.is_module), ("", ""))
+
+
 def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> tuple[str, ...]:
     """Find the sizes that are not known; returns lists of experts that are not called so."""
     whole = parameter_shapes(other)
@@ -241,7 +260,9 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
         )
         stages = set(held)
         alone = len(stages) > 1 and all(len(names) < len(every) for names in stages)
-        sizes["pp"] = len(stages) if alone else 1
+        # Stages in the middle may have the same names: each rank holds its part of all parameters.
+        count = round(world * len(every) / sum(map(len, held))) if len(held) == world and alone else 0
+        sizes["pp"] = count if count > len(stages) and world % count == 0 else len(stages) if alone else 1
     experts, local = (experts_in(names, lists) for names in (other.ops, dumps[0].run.ops))
     for name, numbers in experts.items():
         if numbers and local.get(name) and len(numbers) % len(local[name]) == 0:
@@ -251,6 +272,9 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
         if name in whole and len(shape) == len(whole[name]):
             shrunk += [size // have for size, have in zip(whole[name], shape, strict=True) if have and size % have == 0]
     sizes["tp"] = gcd(world, max(shrunk)) if max(shrunk) > 1 else 1
+    if sizes["tp"] == world and "ep" not in sizes and _batch_parts(dumps[0].run, other) == world:
+        # Ranks with parts of parameters and of the batch send samples to one another, as to experts.
+        sizes |= {"tp": 1, "ep": world}
     tokens, goal = token_shape(dumps[0].run), token_shape(other)
     if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
         size, model = goal[1] // tokens[1], sizes["tp"] * sizes["pp"] * sizes.get("ep", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from math import gcd
@@ -333,8 +333,15 @@ def without_recomputation(dump: RankDump) -> int:
 
 def without_functions(run: Run, modules: Collection[str], head: Callable[[str], str]) -> Run:
     """The run without the functions right inside of these modules, which are known by their heads."""
-    inside = {name for name, above in run.parents.items() if above is not None and head(above) in modules}
-    return _without(run, {name for name in run.ops if name in inside and not parse_op(name).is_module})
+    inside = with_backward(name for name, above in run.parents.items()
+                           if above is not None and head(above) in modules and not parse_op(name).is_module)  # fmt: skip
+    return _without(run, inside.intersection(run.ops))
+
+
+def with_backward(functions: Iterable[str]) -> set[str]:
+    """Calls of functions and their backward calls, which no module need be around: a table gives words no gradient."""
+    names = set(functions)
+    return names | {name.replace(f".{FORWARD}", f".{BACKWARD}") for name in names}
 
 
 def _without(run: Run, left_out: Collection[str]) -> Run:
