@@ -109,6 +109,7 @@ def compare(
                 failures.append(str(error))
     if not pairs:
         raise NothingToCompare("no rank could be compared: " + "; ".join(failures), where=request.target)
+    failures += [text for pair in pairs.values() for text in pair.summary.lost]
     firsts = [(job, pair.summary.first) for job, pair in zip(compared, pairs.values(), strict=True)]
     return Comparison(pairs, failures, notes, compared, steps_of(request, firsts, notes))
 

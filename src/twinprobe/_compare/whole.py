@@ -22,8 +22,8 @@ from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
-from twinprobe._layout.found_layout import contradictions, find_layout, unlike_types, with_experts
-from twinprobe._layout.layout import Layout, given_layout, read_sizes
+from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, unlike_types
+from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
     REDUCTION,
@@ -36,7 +36,6 @@ from twinprobe._layout.ranks import (
     passes_of,
     recorded_world,
     reduced_types,
-    token_shape,
     without_functions,
     without_recomputation,
 )
@@ -58,7 +57,6 @@ _SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
-_GIVEN = "as given"  # how a layout is known
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -310,7 +308,7 @@ def open_wholes(
     lost += wrong if name == DUMP else []
     for at, side in enumerate(sides):
         if name == DUMP:
-            facts = contradictions(layouts[at], opened[at], single[1 - at]) if hows[at] == _GIVEN else []
+            facts = contradictions(layouts[at], opened[at], single[1 - at]) if hows[at] in (GIVEN, AS_MEANT) else []
             lost += [f"{side.root}: layout {layouts[at]}: {fact}" for fact in facts]
             notes += unlike_types(opened[at], layouts[at], single[1 - at])
     micro = _micro_batches(opened, layouts)
@@ -571,27 +569,36 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
         texts = (texts[0], "") if many == [0] else ("", texts[0])
     layouts, hows, wrong = list[Layout](), [], []
     for at, side in enumerate(sides):
-        text, where = texts[at] if at < len(texts) else "", str(side.root)
-        how, (layout, mistake) = _GIVEN, given_layout(text, side.world, where)
-        if side.world == 1:
-            layout, how = Layout(1, 1, 1), ""
-        elif layout is None or layout.ep > 1:
-            other, ranks = sides[1 - at], open_ranks(side.files(DUMP), [])
-            alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
-            if layout is None:
-                layout, how = find_layout(ranks, alone, side.world, where, _words_of(other), mistake)
-            layout = with_experts(layout, ranks, alone) if how == _GIVEN else layout
+        text, other = texts[at] if at < len(texts) else "", sides[1 - at]
+        layout, how, mistake = Layout(1, 1, 1), "", None
+        if side.world > 1:
+            near = _readable(other)
+            alone, beside = (near, None) if other.world == 1 else (None, near)
+            ranks = open_ranks(side.files(DUMP), [])
+            layout, how, mistake = find_layout(ranks, alone, side.world, str(side.root), beside, text)
+        elif text:
+            mistake = _mistake(text, side)
         layouts.append(layout)
         hows.append(how)
-        wrong += [f"{mistake}; compared as {layout}{f' ({how})' * bool(how)}"] if mistake else []
+        told = how if not layout.known else f"compared as {layout}{f' ({how})' * bool(how)}"
+        wrong += [f"{mistake}; {told}"] if mistake else []
     return layouts, hows, wrong
 
 
-def _words_of(side: StepRanks) -> tuple[int, ...] | None:
-    """The shape of the words that the first readable rank was given, where there are several."""
-    for file in side.files(DUMP).values() if side.world > 1 else ():
+def _mistake(text: str, side: StepRanks) -> BadInput | None:
+    """What is wrong with a layout that is given for a run of one process."""
+    try:
+        layout_for(read_sizes(text), side.world, str(side.root))
+    except BadInput as error:
+        return error
+    return None
+
+
+def _readable(side: StepRanks) -> Run | None:
+    """The run of the first rank whose dump can be read."""
+    for file in side.files(DUMP).values():
         with suppress(TwinProbeError):
-            return token_shape(open_run(file))
+            return open_run(file)
     return None
 
 

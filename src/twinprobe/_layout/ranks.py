@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from math import gcd
+from math import gcd, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +117,8 @@ def _take_placements(dump: RankDump) -> list[str]:
                 dump.sharded |= {bare_path(path): found} if isinstance(found, Placement) else {}
             continue
         found = read_placement(value, dims(shapes[name]) or ())
+        if isinstance(found, Placement) and dump.rank not in found.mesh and prod(found.local):
+            found = f"rank {dump.rank} has a piece, but its mesh is {list(found.mesh)}"
         if isinstance(found, str):
             lost.append(f"{dump.folder / LAYOUT_FILE}: {name}: {found}; it is compared as it lies there")
         else:

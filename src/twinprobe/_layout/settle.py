@@ -249,6 +249,9 @@ class _Side:
     def _settle_row(  # noqa: PLR0911, PLR0912  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
     ) -> None:
+        if not self.whole.layout.known:
+            self._nothing(row, "how the ranks are laid out is not known")
+            return
         pieces = self.whole.pieces_of(row)
         self.exact: tuple[bool, ...] = EXACT
         self.members = {}
