@@ -7,7 +7,7 @@ gradients, settings and updated parameters agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
+_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
+_GRADIENT = r"^Optimizer\..*\.input\.0$"
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
@@ -79,6 +81,21 @@ def rate_of_noise(files: Sequence[Path]) -> float:
         settings.append(found)
     shared = settings[0].keys() & settings[1].keys()
     return min(rates) if all(settings[0][key] == settings[1][key] for key in shared) else 0.0
+
+
+def factor_of_gradients(pairs: pl.DataFrame, sizes: Mapping[str, int]) -> list[str]:
+    """The factor that all gradients have in common, and which of the sizes of a layout is as large."""
+    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
+    rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    factors = (rows["t_norm"] / rows["g_norm"]).to_numpy()
+    if len(factors) < _FEW_GRADIENTS:
+        return []
+    usual = float(np.median(factors))
+    if abs(usual - 1) < _SAME_FACTOR or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+        return []
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
+    told = f", as many as {' and '.join(why)}" if why else ""
+    return [f"the gradients of all {len(factors):,} parameters are {usual:.4g} times golden's{told}"]
 
 
 def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged) -> str:

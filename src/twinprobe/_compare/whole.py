@@ -16,26 +16,32 @@ from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
-from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
-from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT, product_types
+from twinprobe._compare.updates import (
+    SCALE_OF_LOSS,
+    adaptive_rate,
+    factor_of_gradients,
+    micro_mean,
+    noise_of_steps,
+    silent_parts,
+)
+from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, unlike_types
-from twinprobe._layout.layout import Layout, layout_for, read_sizes
+from twinprobe._layout.layout import Layout, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
-    REDUCTION,
     RankDump,
     calls_per_module,
+    gradient_precision,
     gradients_of,
     holds_shards,
     micro_batches,
     open_ranks,
     passes_of,
     recorded_world,
-    reduced_types,
     without_functions,
     without_recomputation,
 )
@@ -51,10 +57,8 @@ from twinprobe.errors import BadInput, TwinProbeError
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
-_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
 _SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a bias that shows
-_GRADIENT = r"^Optimizer\..*\.input\.0$"
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
@@ -172,7 +176,9 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     found = _compared(job, options)
     if not all(side.files(file) for side in job.ranks for file in _LABELS):
         return found
-    return _without_scale(found, job, options) if job.target.name == DUMP else _without_noise(found, job, options)
+    if job.target.name != DUMP:
+        return _without_noise(found, job, options)
+    return _other_weight(_without_scale(found, job, options), job, options)
 
 
 def _compared(job: Job, options: Options) -> Comparison:
@@ -180,7 +186,7 @@ def _compared(job: Job, options: Options) -> Comparison:
     match = options.match
     if job.target.name == OPTIMIZER_FILE:
         match = match_names  # parameters have one name on every rank, but no order
-        precisions = [_gradient_precision(side) for side in job.ranks]
+        precisions = [gradient_precision(side.files(DUMP).values()) for side in job.ranks]
         runs[0].settings[PRODUCT_PRECISION] = max(precision for precision, _ in precisions)
         runs[0].settings[SILENT] = silent_parts(next(iter(job.ranks[1].files(DUMP).values()), Path()))
         if precisions[0][1] != precisions[1][1]:
@@ -224,8 +230,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     summary, first = comparison.summary, comparison.summary.first
     if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
         return comparison
-    updates = replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
-    given = _compared(updates, replace(options, noise=None)).summary
+    given = _compared(_updates_of(job), replace(options, noise=None)).summary
     agree = given.first is None and bool(given.results) and all(result.agrees for result in given.results)
     micro = [run.micro if isinstance(run, Whole) else 1 for run in (comparison.target, comparison.golden)]
     if not agree and (summary.others or not micro_mean(comparison.evidence.pairs, first.op, micro)):
@@ -234,6 +239,34 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
     notes = [*summary.notes, f"{first.row} is scaled{said}"]
     return replace(comparison, summary=replace(summary, first=None, others=[], results=kept, notes=notes))
+
+
+def _other_weight(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison with a parameter that differs before the first step, if optimizers tell it: in 16 bits no result
+    of the pass itself may be farther off than noise."""
+    summary, pairs, judged = comparison.summary, comparison.evidence.pairs, comparison.judged
+    differs = (judged.state == DIFFERS) & (judged.calls.role == PARAMETER)
+    if summary.first is not None or comparison.target.step != 0 or not differs.any():
+        return comparison
+    update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
+    if update is None or update.argument != "parameters.before":
+        return comparison
+    known = bare_path(update.op.removeprefix(OPTIMIZER).rsplit(".", 3)[0])
+    for row in np.flatnonzero(differs).tolist():
+        op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
+        module = bare_path(parse_op(op).body) if op else ""
+        if f"{module}.{name}" == known:
+            said = update.sentence.partition("; ")[0].replace("parameters.before", f"parameters.{name}")
+            own = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{pairs['t_name'][row]}: ")]
+            first = _moved(update, op, f"parameters.{name}", pairs["g_name"][row], row, module, "; ".join([said, *own]))
+            notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
+            return replace(comparison, summary=replace(summary, first=first, notes=notes))
+    return comparison
+
+
+def _updates_of(job: Job) -> Job:
+    """The same ranks, and what their optimizers saw."""
+    return replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
 
 
 def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
@@ -271,25 +304,6 @@ def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
             return finding
     ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
     return f"{name}: ranks {ranks} have the gradients of their own backward passes: nothing has reduced them"
-
-
-def _gradient_precision(side: StepRanks) -> tuple[float, str]:
-    """The epsilon of the coarsest type in which the ranks of a step compute gradients; 0 where it is not known.
-
-    They come from matrix products, and go through collectives: hooks that compress them (of DDP) take a type of 16
-    bits, which is told as well if it is coarser than that of the products. layout.json names it, and so do recorded
-    collectives.
-    """
-    for file in side.files(DUMP).values():
-        with suppress(TwinProbeError):
-            table = open_run(file).table
-            products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
-            reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
-            types = {*reduced["dtype"].unique().to_list(), *reduced_types(file.parent / LAYOUT_FILE)}
-            dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in types}
-            coarsest = max(dtypes, default=0.0)
-            return max(products, coarsest), dtypes[coarsest] if coarsest > products else ""
-    return 0.0, ""
 
 
 def open_wholes(
@@ -494,22 +508,11 @@ def _biases(comparison: Comparison, first: Divergence) -> list[str]:
 
 def _one_factor(comparison: Comparison) -> list[str]:
     """Whether all gradients of an optimizer are the same multiple of golden's: a mean that is a sum, say."""
-    pairs = comparison.evidence.pairs
-    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
-    rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
-    factors = (rows["t_norm"] / rows["g_norm"]).to_numpy()
-    if len(factors) < _FEW_GRADIENTS:
-        return []
-    usual = float(np.median(factors))
-    if abs(usual - 1) < _SAME_FACTOR or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
-        return []
     sizes = {f"{name}={size}": size for run in (comparison.target, comparison.golden) if isinstance(run, Whole)
              for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
                                 ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
              if size > 1}  # fmt: skip
-    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
-    told = f", as many as {' and '.join(why)}" if why else ""
-    return [f"the gradients of all {len(factors):,} parameters are {usual:.4g} times golden's{told}"]
+    return factor_of_gradients(comparison.evidence.pairs, sizes)
 
 
 def _grouped(findings: list[str]) -> list[str]:
@@ -547,7 +550,8 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
         if call == first and run.path.name != OPTIMIZER_FILE and not (rows & (role == PARAMETER)).any():
             rows |= own & (role == INPUT)
         asked |= dict.fromkeys(np.flatnonzero(rows).tolist(), bool((own & (role == INPUT)).any()))
-    if run.path.name == OPTIMIZER_FILE:  # parameters that differ before a step come first, wherever they stand
+    # Parameters that differ before a step come first; before the first one of all, nothing has made noise of them.
+    if run.path.name == OPTIMIZER_FILE or (not suspects and run.step == 0):
         asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)
     for row, inherited in asked.items():
         for whole, side, other, its in sides:
@@ -571,27 +575,16 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
     for at, side in enumerate(sides):
         text, other = texts[at] if at < len(texts) else "", sides[1 - at]
         layout, how, mistake = Layout(1, 1, 1), "", None
-        if side.world > 1:
+        if side.world > 1 or text:
             near = _readable(other)
             alone, beside = (near, None) if other.world == 1 else (None, near)
             ranks = open_ranks(side.files(DUMP), [])
             layout, how, mistake = find_layout(ranks, alone, side.world, str(side.root), beside, text)
-        elif text:
-            mistake = _mistake(text, side)
         layouts.append(layout)
         hows.append(how)
         told = how if not layout.known else f"compared as {layout}{f' ({how})' * bool(how)}"
         wrong += [f"{mistake}; {told}"] if mistake else []
     return layouts, hows, wrong
-
-
-def _mistake(text: str, side: StepRanks) -> BadInput | None:
-    """What is wrong with a layout that is given for a run of one process."""
-    try:
-        layout_for(read_sizes(text), side.world, str(side.root))
-    except BadInput as error:
-        return error
-    return None
 
 
 def _readable(side: StepRanks) -> Run | None:

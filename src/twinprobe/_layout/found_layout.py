@@ -50,9 +50,12 @@ def find_layout(
     for sizes, how in ((read_sizes(given) if given else {}, GIVEN), (recorded, "recorded")):
         try:
             if sizes and (how == GIVEN or any(size > 1 for size in sizes.values())):
-                return FoundLayout(with_experts(layout_for(sizes, world, where), ranks, other), how, mistake)
+                layout = with_experts(layout_for(sizes, world, where), ranks, other)
+                return FoundLayout(layout, how if world > 1 else "", mistake)
         except BadInput as error:
             mistake = mistake or error
+    if world == 1:
+        return FoundLayout(Layout(1, 1, 1), "", mistake)
     sizes = {}
     stages, held = _recorded_stages(headers)
     if stages and world % (stages // held) == 0:

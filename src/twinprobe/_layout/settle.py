@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe._align.calls import dims
-from twinprobe._align.links import Pairs
+from twinprobe._align.links import NONE, Pairs, from_partners
 from twinprobe._layout.pieces import (
     AXES,
     BATCH_AXES,
@@ -50,7 +50,7 @@ from twinprobe._layout.shared import (
     of_other_numbers,
     order_of_sequences,
     own_positions,
-    parts_of_sums,
+    reductions,
     shared_gradients,
     shares_of,
     total_norms,
@@ -62,7 +62,6 @@ from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
-_REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 NO_UPDATE = "does not update this parameter"
 SETTING = "setting differs"
@@ -78,6 +77,8 @@ class Settler:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair the rows and settle them."""
         pairs = self._match(target, golden)
+        if isinstance(target, Whole) and isinstance(golden, Whole) and str(target.layout) != str(golden.layout):
+            pairs = _without_collectives(pairs, target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
         goals: dict[int, Shape] = {}
@@ -92,6 +93,16 @@ class Settler:
         if isinstance(target, Whole):
             _Side(target, golden, partners, goals if isinstance(golden, Whole) else None).settle()
         return pairs
+
+
+def _without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
+    """The pairs but those of collectives: groups of another size exchange other pieces, in another order."""
+    ops = [COLLECTIVE.match(op) is not None for op in target.ops]
+    own = np.array(ops, dtype=bool)[target.table["op"].to_numpy()]
+    partners = np.where(own[pairs.target], NONE, pairs.golden)[pairs.target >= 0].tolist()
+    rules = ["" if partner == NONE else rule for partner, rule in zip(partners, pairs.rule, strict=False)]
+    found = from_partners(partners, golden.table.height, rules, pairs.notes)
+    return replace(found, groups=pairs.groups, call_groups=pairs.call_groups)
 
 
 class _Side:
@@ -115,7 +126,7 @@ class _Side:
         # The values of a side that is itself not put together yet say nothing.
         settled = goals is None or not isinstance(other, Whole) or other.settled
         self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
-        self.reduced = self._reductions()
+        self.reduced = reductions(whole)
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.shares = shares_of(whole)
@@ -127,24 +138,6 @@ class _Side:
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
             self.partner |= copied_weights(whole, self.partner)
             self.shared = shared_gradients(whole, other, self.partner)
-
-    def _reductions(self) -> dict[Any, int] | None:
-        """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; or None."""
-        import polars as pl
-
-        pieces = self.whole.pieces
-        names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
-        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(COLLECTIVE.pattern) & names)
-        if not reductions.height:
-            return None if not self.whole.level.startswith(("L1", "mix")) else {}
-        roles = self.whole.table["role"].to_list()
-        outputs = {op: row for row, op in reductions.select("row", "op").iter_rows() if roles[row] == OUTPUT}
-        found: dict[Any, int] = {}
-        for row, op in reductions.select("row", "op").iter_rows():
-            if roles[row] == INPUT and self.whole.table["kind"][row] == TENSOR:
-                for pieces_of in along(self.whole.pieces_of(row), AXES.index("tp")):
-                    found.setdefault(signature(pieces_of), outputs.get(op, -1))
-        return parts_of_sums(self.whole, found)
 
     def _add_shared(self) -> None:
         """Give all gradients of a weight that stages share their sum."""
@@ -332,13 +325,13 @@ class _Side:
                 continue
             seen.add(key)
             owners = by_micro[piece.place[0]]
-            node = of_placement(owners, placement)
+            whole = set(placement.mesh) <= owners.keys()
+            node = of_placement(owners, self._worst_replicas(row, owners, placement) if whole else placement)
             if node is None:
                 lost = [rank for rank in placement.mesh if rank not in owners]
                 why = f"rank {numbers_of(lost)} of its mesh is missing" if lost else "its pieces do not just add up"
                 self._nothing(row, why)
                 return None
-            self._check_replicas(row, owners, placement)
             first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
             blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
             self.members[first.rank] = placement.mesh
@@ -346,20 +339,23 @@ class _Side:
         self.ways["put together by their recorded placements"] += sum(way != COPIES for way in placements[0].ways)
         return blocks
 
-    def _check_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> None:
-        ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+    def _worst_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> Any:
+        """The placement without replicas: where some differ, which is a finding, the worst stand for all."""
         for at, way in enumerate(placement.ways):
-            if way != COPIES:
+            ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+            if way != COPIES or ranks.shape[at] == 1:
                 continue
             lines = np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at])
             groups = [group for line in lines if not same(group := [owners[int(rank)] for rank in line])]
-            wholes = []  # what each copy makes with the shards beside it can be compared with the other side's value
-            for part in np.split(ranks, ranks.shape[at], axis=at) if groups else ():
-                mesh = tuple(part.reshape(-1).tolist())
-                wholes.append(of_placement(owners, replace(placement, mesh=mesh, mesh_shape=part.shape)))
-            for group in groups:
-                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, wholes, strict=True)]
-                self._report(row, self.partner.get(row), [copies])
+            parts = [replace(placement, mesh=tuple(part.reshape(-1).tolist()), mesh_shape=part.shape)
+                     for part in np.split(ranks, ranks.shape[at], axis=at)]  # fmt: skip
+            # What each copy makes with the shards beside it can be compared with the other side's value.
+            nodes = [of_placement(owners, part) for part in parts] if groups else []
+            for group in groups if None not in nodes else ():
+                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, nodes, strict=True)]
+                odd = self._report(row, self.partner.get(row), [copies])
+                placement = parts[[piece.rank for piece in copies].index(odd.rank)]
+        return placement
 
     def _arithmetic(self, row: int, gradient: bool, block: Piece, way: Any) -> Arithmetic:
         if not gradient:

@@ -30,6 +30,7 @@ from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, pars
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
 _ADDITION = re.compile(r"\.(__)?i?add(__)?_?\.\d+\.forward$")
 _IN_LIST = re.compile(r"\.(input|output)\.\d+\.\d+$")
@@ -165,6 +166,24 @@ def _counts(piece: Piece) -> bool:
     )
 
 
+def reductions(whole: Whole) -> dict[Any, int] | None:
+    """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; or None."""
+    import polars as pl
+
+    names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
+    rows = whole.pieces.with_row_index("row").filter(pl.col("op").str.contains(COLLECTIVE.pattern) & names)
+    if not rows.height:
+        return None if not whole.level.startswith(("L1", "mix")) else {}
+    roles = whole.table["role"].to_list()
+    outputs = {op: row for row, op in rows.select("row", "op").iter_rows() if roles[row] == OUTPUT}
+    found: dict[Any, int] = {}
+    for row, op in rows.select("row", "op").iter_rows():
+        if roles[row] == INPUT and whole.table["kind"][row] == TENSOR:
+            for pieces in along(whole.pieces_of(row), AXES.index("tp")):
+                found.setdefault(signature(pieces), outputs.get(op, -1))
+    return parts_of_sums(whole, found)
+
+
 def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
     """What recorded reductions take, and what was added up before to what they take: a sum of partial sums is one.
 
@@ -203,41 +222,48 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
     in as many calls as a rank has parameters; what becomes of them stands in optimizer.json. Lists that collectives
     fill have a piece of each rank.
     """
-    own: set[str] = set()
-    for run in (dump.run for dump in whole.ranks.values()):  # the whole run has another order
-        backward = [at for at, op in enumerate(run.op_names) if op.direction == BACKWARD]
-        calls = list(zip(run.ops, run.op_names, strict=True))[max(backward, default=len(run.ops)) + 1 :]
-        own |= {
-            name for name, op in calls if not op.is_module and op.direction == FORWARD and not run.parents.get(name)
-        }
-    ops, names = whole.pieces["op"].to_list(), whole.table["name"].to_list()
-    lists = [row for row, name in enumerate(names) if COLLECTIVE.match(name) and _IN_LIST.search(name)]
-    found = dict.fromkeys(lists, "it is one rank's piece in a list of all ranks'")
-    rows = [row for row, op in enumerate(ops) if op in own]
-    return found | dict.fromkeys(rows, "it is called after backward, for a rank's own gradients")
+    own: dict[int, set[str]] = {}
+    for rank, dump in whole.ranks.items():  # the whole run has another order, and other names
+        run = dump.run
+        last = max((at for at, op in enumerate(run.op_names) if op.direction == BACKWARD), default=len(run.ops))
+        calls = enumerate(run.op_names[last + 1 :], last + 1)
+        late = [at for at, op in calls if not op.is_module and op.direction == FORWARD]
+        late = [at for at in late if not run.parents.get(run.ops[at])]
+        own[rank] = set(run.table.filter(run.table["op"].is_in(late))["name"].to_list())
+    found: dict[int, str] = {}
+    for row, (ranks, names) in enumerate(whole.pieces.select("rank", "own_name").iter_rows()):
+        if names[0] in own[ranks[0]]:
+            found[row] = "it is called after backward, for a rank's own gradients"
+        elif COLLECTIVE.match(names[0]) and _IN_LIST.search(names[0]):
+            found[row] = "it is one rank's piece in a list of all ranks'"
+    return found
 
 
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
     """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
     found = {}
-    heads = [_shared_heads(whole) for whole in (target, golden)]
+    heads, optimizer = [_shared_heads(whole) for whole in (target, golden)], target.path.name.startswith("optimizer")
     for rows in partners:
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
             continue
         weight = roles[rows[0]] in (PARAMETER, GRADIENT)
         pieces, counts, known = [], [], None
         for whole, row, shared in zip((target, golden), rows, heads, strict=True):
-            placement = next((one for one in whole.placements_of(row) if one is not None), None)
             own = whole.pieces_of(row)
-            if placement is not None and target.path.name.startswith("optimizer"):
-                known = placement.whole
-            pieces.append(own if placement is None else [own[0]._replace(shape=placement.whole)])
+            # The ranks of a mesh make a whole, which may be a part of the batch: other meshes have others.
+            meshes = {(piece.place[0], placement.mesh): piece._replace(shape=placement.whole)
+                      for piece, placement in reversed([*zip(own, whole.placements_of(row), strict=True)])
+                      if placement is not None}  # fmt: skip
+            if meshes and optimizer:
+                known = next(iter(meshes.values())).shape
+            pieces.append(list(reversed(meshes.values())) or own)
             counts.append(shared.get((_without_direction(whole.pieces["op"][row]), own[0].shape), 1))
-        goal = _common_shape(pieces, weight)
+        sums = roles[rows[0]] != PARAMETER and not optimizer
+        goal = _common_shape(pieces, weight, sums)
         if max(counts) > 1 and (goal is None or goal[0]):  # they do not fit as they are
             once = [[group[0] for group in groups_of(own, count)] for own, count in zip(pieces, counts, strict=True)]
-            goal = min((one for one in (goal, _common_shape(once, weight)) if one is not None), default=None)
+            goal = min((one for one in (goal, _common_shape(once, weight, sums)) if one is not None), default=None)
         # Stretches of flat parameters (FSDP1) fit to any shape: to the one that is recorded.
         shape = goal[1] if goal is not None else known
         if shape is not None:
@@ -245,10 +271,10 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
     return found
 
 
-def _common_shape(sides: Sequence[list[Piece]], weight: bool) -> tuple[int, Shape] | None:
+def _common_shape(sides: Sequence[list[Piece]], weight: bool, sums: bool) -> tuple[int, Shape] | None:
     places = [tuple((piece.place, piece.shape or ()) for piece in pieces) for pieces in sides]
     copies = [tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))) for pieces in sides]
-    return common_shape(places[0], places[1], (copies[0], copies[1]), weight)
+    return common_shape(places[0], places[1], (copies[0], copies[1]), weight, sums)
 
 
 def _shared_heads(whole: Whole) -> dict[tuple[str, Shape | None], int]:
