@@ -112,6 +112,7 @@ def compare(
     results = dict(enumerate(pairs.values()))
     follow_steps(compared, results, compare_job)
     pairs = dict(zip(pairs, results.values(), strict=True))
+    failures += [text for pair in pairs.values() for text in pair.summary.lost]
     firsts = [(job, pair.summary.first) for job, pair in zip(compared, pairs.values(), strict=True)]
     return Comparison(pairs, failures, notes, compared, steps_of(request, firsts, notes))
 

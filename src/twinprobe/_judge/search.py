@@ -346,7 +346,7 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
     meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
     for alone, marks in ((made, flow.marks[0]), (meant, flow.marks[1])):
-        alone &= facts.integer == facts.integer[row]
+        np.logical_and(alone, facts.integer == facts.integer[row], out=alone)
         if alone.any():
             alone[alone] = ~np.isin(marks[alone], marks[facts.matched])
     if made.any() == meant.any():
