@@ -26,4 +26,4 @@ def test_a_parameter_of_the_model_itself_has_its_name(tmp_path: Path) -> None:
     optimizer = nn.SGD(net.trainable_params(), 0.1)
     with record(net, tmp_path, level="L0"):
         optimizer(ms.grad(net, None, optimizer.parameters)(ms.Tensor([1.0, 1.0])))
-    assert [*updates(tmp_path)][0] == "Optimizer.scale.SGD.0.forward"  # noqa: F405
+    assert next(iter(updates(tmp_path))) == "Optimizer.scale.SGD.0.forward"  # noqa: F405
