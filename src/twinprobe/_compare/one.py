@@ -20,6 +20,7 @@ from twinprobe._judge.flow import PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._runs.names import LAYERS
 from twinprobe._runs.run import (
     DIGESTS,
     OPTIMIZER_FILE,
@@ -174,7 +175,12 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
             target.settings |= {ADAPTIVE_RATE: rate, ONE_PROCESS: 1}
             judged = judge(target, evidence, options.thresholds)
             summary = _summarise(mode, target, golden, evidence, judged, pairs)
-    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
+    summary = _with_updates(summary, target, golden, evidence.pairs, options)
+    if LAYERS in target.settings and LAYERS in golden.settings:
+        from twinprobe._judge.layer_settings import with_layer_settings
+
+        summary = with_layer_settings(summary, target, golden, evidence.pairs)
+    return Comparison(target, golden, evidence, judged, summary)
 
 
 def not_compared(folder: Path) -> str:
