@@ -20,6 +20,7 @@ from twinprobe._judge.flow import PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._runs.names import LAYERS
 from twinprobe._runs.run import (
     DIGESTS,
     OPTIMIZER_FILE,
@@ -187,7 +188,12 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         note = f"step {target.step} begins with parameters as far apart as the step before, which agrees, left them"
         note += f" (worst {100 * worst:.2g}%)"
         summary = replace(summary, notes=[*summary.notes, note])
-    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
+    summary = _with_updates(summary, target, golden, evidence.pairs, options)
+    if LAYERS in target.settings and LAYERS in golden.settings:
+        from twinprobe._judge.layer_settings import with_layer_settings
+
+        summary = with_layer_settings(summary, target, golden, evidence.pairs)
+    return Comparison(target, golden, evidence, judged, summary)
 
 
 def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options) -> NDArray[np.bool_]:

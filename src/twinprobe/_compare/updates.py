@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
+_FROM_OUTSIDE = " comes from outside and differs"
+_NOT_OF_THE_PASS = ", though the gradients of this step's backward pass agree"
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
@@ -235,8 +237,12 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
         back = (at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS))
         earlier = first.op in target.ops[: next(back, 0)]
     update = updates.first
-    if target.framework == golden.framework and (update is None or update.op.startswith(TOTAL_NORM)):
-        update = _updated_in_one_run(*update_runs) or update
+    if target.framework == golden.framework:
+        if update is None or update.op.startswith(TOTAL_NORM):
+            update = _updated_in_one_run(*update_runs) or update
+    else:  # a parameter may lack its counterpart for its name alone
+        both = (one for one in (updates.first, *updates.others) if one is not None)
+        update = next((one for one in both if one.begins not in (MISSING, EXTRA)), None)
     if update is not None and update.begins not in (ARGUMENT, MISSING, EXTRA):
         # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
         # nothing, nor do those that are as far off in a run that agrees.
@@ -248,9 +254,29 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
     summary = replace(summary, results=[*summary.results, *updates.results])
     if update is None or earlier:
         return summary
-    # A setting differs for all parameters alike: it is reported once.
-    others = [replace(other, order=NONE) for other in updates.others if _unsized(other) != _unsized(update)]
+    given = update.begins == OUTSIDE and update.argument == "input.0" and not update.op.startswith(TOTAL_NORM)
+    if given and first is None and _FROM_OUTSIDE in update.sentence:
+        passed = any(result.name == PARAMETER_GRADIENTS for result in summary.results)
+        factor = _factor(update)
+        cause = f": {factor:.4g} x golden's" if factor else ": is zero_grad missing?" if passed and target.step else ""
+        words = "the optimizer is given another gradient" + (_NOT_OF_THE_PASS if passed else "")
+        update = replace(update, sentence=f"{update.argument}: {words}{cause}{size_words(update)}")
+    # A setting differs for all parameters alike, as do gradients that were kept: it is reported once.
+    others = [
+        replace(other, order=NONE) for other in updates.others
+        if _unsized(other) != _unsized(update) and not (given and other.begins == OUTSIDE)
+    ]  # fmt: skip
     return replace(summary, first=replace(update, order=NONE, module=IN_OPTIMIZER), others=others)
+
+
+def _factor(update: Divergence) -> float | None:
+    """By what a gradient is scaled as a whole: its extremes and its norm alike."""
+    ratios = []
+    for name in ("max", "min", "norm"):
+        with suppress(KeyError, ValueError, ZeroDivisionError):
+            ratios.append(float(update.target_values[name]) / float(update.golden_values[name]))
+    alike = len(ratios) == 3 and np.allclose(ratios, ratios[-1], rtol=_SAME_MEAN, atol=0.0)
+    return ratios[-1] if alike else None
 
 
 def _unsized(divergence: Divergence) -> str:

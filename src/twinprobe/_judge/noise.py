@@ -367,6 +367,7 @@ class _Operands:
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
         self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
+        self.one: Bools = flow.each_call(lambda op: operation_of(op).one)
         for call, members in flow.grouped.items():
             # A linear map in place of a convolution adds up as many products, in another order.
             if len(members) > 1 or self.family[call] != Family.PRODUCT:
@@ -563,7 +564,8 @@ class _Operands:
             [self.norm, np.sqrt(summed), reduced, products, self.value_norm, self.first_rms],
             self.norm * steep,
         )
-        largest: Floats = np.fmax(scale, self.norm)
+        ones = np.where(self.one & ~self.backward & (self.fine <= 2 * _FLOAT32), np.sqrt(self.size), 0.0)
+        largest: Floats = np.fmax(np.fmax(scale, self.norm), ones)
         return largest
 
     def roundings(self) -> Floats:

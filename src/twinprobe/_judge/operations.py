@@ -42,15 +42,21 @@ class Family(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """How an operation passes errors on. ``factor``: by how much; ``roundings``: how often it rounds on the way."""
+    """How an operation passes errors on. ``factor``: by how much; ``roundings``: how often it rounds on the way.
+
+    ``one``: a 1 is added or taken off on the way, exp(x) - 1 say, and results round as the 1 does.
+    """
 
     family: Family
     factor: float = 1.0
     roundings: float = 1.0
+    one: bool = False
 
 
-def _named(family: Family, names: str, factor: float = 1.0, roundings: float = 1.0) -> dict[str, Operation]:
-    return dict.fromkeys(names.split(), Operation(family, factor, roundings))
+def _named(
+    family: Family, names: str, factor: float = 1.0, roundings: float = 1.0, *, one: bool = False
+) -> dict[str, Operation]:
+    return dict.fromkeys(names.split(), Operation(family, factor, roundings, one))
 
 
 _BY_NAME: dict[str, Operation] = {
@@ -84,10 +90,11 @@ _BY_NAME: dict[str, Operation] = {
         float_power
         """, 3.0, 4),
     **_named(Family.SMOOTH, """
-        sin cos tanh sigmoid softmax gelu silu swish mish elu selu celu softplus hardswish hardsigmoid atan erf
+        sin cos tanh sigmoid softmax gelu silu swish mish hardswish hardsigmoid atan erf
         softsign tanhshrink log_sigmoid logsigmoid glu prelu quick_gelu fast_gelu sinh asinh masked_softmax
         gumbel_softmax
         """, 1.2, 4),
+    **_named(Family.SMOOTH, "elu selu celu softplus", 1.2, 16, one=True),  # by an exp that kernels approximate
     **_named(Family.SMOOTH, "log_softmax logsumexp", 2.0, 4),
     **_named(Family.EXPONENT, "exp exp2 expm1 log log1p log2 log10 cosh tan acos asin logit", 3.0, 4),
     **_named(Family.NORM, """
@@ -130,6 +137,7 @@ _BY_CLASS = tuple(
         (r"conv|linear|dense|proj$|lm_?head", "linear"),
         (r"embedding$|identity|pad|pool|flatten|shuffle", "view"),
         (r"dropout|drop_?path", "dropout"),
+        (r"^[cs]?elu$|softplus", "elu"),
         (r"softmax|gelu|silu|swish|mish|elu|sigmoid|tanh|activation|softplus", "gelu"),
         (r"relu", "relu"),
         (r"loss|crossentropy", "cross_entropy"),
