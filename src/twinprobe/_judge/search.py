@@ -390,6 +390,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     # Noise moves parameters where the loss does not depend on them: such a one shows in nothing but its next update.
     moved = [one for one in beginnings if not facts.first_step and one.cause == PARAMETER_DIFFERS]
     drifted = _Chains(flow, noise, facts, ends & ~flow.spread(flow.updates)) if moved else chains
+    held = ends & noise.abnormal & flow.spread(flow.updates & flow.in_place)
     unseen = bool(gradients.any()) and not compared
     owners = flow.of_row[gradients & (flow.of_row >= 0)]
     # Later, parameters have drifted: an optimiser makes whole steps of noise.
@@ -402,7 +403,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # A trained parameter that is far off is as far off after its update, which no call shows here.
         acts |= parameter and beginning.call in trained and beginning not in moved
-        written = bool(flow.updates[beginning.call]) and beginning not in moved  # the next step reads it
+        written = _is_written(flow, beginning, held) and beginning not in moved
         beginning.reaches |= acts or written or (drifted if beginning in moved else chains).reach_an_end(beginning)
     # A parameter that differs at its optimiser differed where it was used first.
     for late in [one for one in beginnings if one.cause == PARAMETER_DIFFERS and flow.updates[one.call]]:
@@ -411,6 +412,17 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         if early:
             early[0].reaches |= late.reaches
             beginnings.remove(late)
+
+
+def _is_written(flow: Flow, beginning: Beginning, held: Bools) -> bool:
+    """Whether an optimiser may keep a difference that begins in it: the next step reads what it writes in place.
+
+    What it computes on the way, by whatever formula, it forgets. ``held``: rows that it wrote and that differ.
+    """
+    written = np.flatnonzero(flow.updates & flow.in_place)
+    if not flow.updates[beginning.call] or not (written >= beginning.call).any():
+        return bool(flow.updates[beginning.call])  # nobody saw how it writes
+    return bool((held & (flow.of_row >= beginning.call)).any())
 
 
 class _Chains:
