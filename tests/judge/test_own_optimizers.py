@@ -81,3 +81,32 @@ def test_the_parameter_is_named_by_what_its_optimizer_saw(tmp_path: Path, sketch
     first = _first(tmp_path)
     assert first is not None
     assert first.op == "Optimizer.3.weight.OwnAdamW.0.forward"
+
+
+def _average(folder: Path, decay: float) -> Path:
+    """A model and a moving average of it, whose parameters no optimizer trains."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"online": torch.nn.Linear(8, 8), "average": torch.nn.Linear(8, 8)})
+    model["average"].load_state_dict(model["online"].state_dict())
+    model["average"].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model["online"].parameters(), 1e-2)
+    with twinprobe.record(model, folder, level="L0") as recording:
+        for _ in range(2):
+            x = torch.randn(16, 8)
+            optimizer.zero_grad()
+            (model["online"](x) - model["average"](x).detach() - x).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                for mean, weight in zip(model["average"].parameters(), model["online"].parameters(), strict=True):
+                    mean.lerp_(weight, 1 - decay)
+            recording.step()
+    return folder
+
+
+def test_an_average_is_not_noise_where_all_that_is_trained_is_equal(tmp_path: Path) -> None:
+    """Adam makes whole steps of noise; without noise it makes none, however large the rate is."""
+    _average(tmp_path / "target", 0.99)
+    _average(tmp_path / "golden", 0.9)
+    first = _first(tmp_path, step=1)
+    assert first is not None
+    assert first.op == "Module.average.Linear.forward.0"

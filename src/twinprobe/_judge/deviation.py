@@ -15,7 +15,7 @@ from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import NULL, PARAMETER, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -363,7 +363,7 @@ class Values:
 def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
     """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
     own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
-    norm = np.where((flow.role == PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
+    norm = np.where(pairs["g_row"].is_null().to_numpy(), own, norm)  # what one run alone has is as large as it is there
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
     amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])

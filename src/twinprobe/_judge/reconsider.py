@@ -197,22 +197,25 @@ def by_formula(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Be
     """Optimisers that compute the same by different formulas: of most parameters, what they write agrees. Where it does
     not, the formula is no cause, and it begins with what was written."""
     turn, writes = flow.turns
+    if not (flow.updates & ~facts.called).any() or not writes.any():
+        return
     kept = (flow.role == OUTPUT) & facts.matched & noise.abnormal & flow.spread(flow.keeps & flow.updates)
     off: dict[int, int] = {}  # by turns: what was written and differs, a parameter rather than a moment
     for row in sorted(np.flatnonzero(kept).tolist(), key=lambda row: bool(writes[flow.of_row[row]])):
         off[int(turn[flow.of_row[row]])] = row
     inner: dict[tuple[str, str], list[Beginning]] = {}
     for one in beginnings:
-        if flow.updates[one.call] and one.row not in off.values() and one.cause not in (PARAMETER_DIFFERS, OUTSIDE):
+        computed = flow.updates[one.call] and not writes[one.call] and one.row not in off.values()
+        if computed and one.cause not in (PARAMETER_DIFFERS, OUTSIDE):
             inner.setdefault((flow.ops[one.call].body, one.cause), []).append(one)
     for alike in inner.values():
         wrong = [one for one in alike if int(turn[one.call]) in off]
-        if writes.any() and len(alike) > 2 * len(wrong):
-            for one in alike:
-                one.reaches = one in wrong
-            for one in wrong:
-                row = off[int(turn[one.call])]
-                one.call, one.row, one.cause, one.arguments = int(flow.of_row[row]), row, OUTPUT_DIFFERS, []
-    beginnings.sort(key=lambda one: one.call)
-    calls = [one.call for one in beginnings]
-    beginnings[:] = [one for at, one in enumerate(beginnings) if one.call not in calls[:at]]
+        if len(alike) <= 2 * len(wrong):
+            continue
+        for one in alike:
+            one.reaches = False
+        for row in dict.fromkeys(off[int(turn[one.call])] for one in wrong):
+            written = Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS, reaches=True)
+            if all(one.call != written.call for one in beginnings):
+                beginnings.append(written)
+        beginnings.sort(key=lambda one: when(flow, one.row))

@@ -392,10 +392,10 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     drifted = _Chains(flow, noise, facts, ends & ~flow.spread(flow.updates)) if moved else chains
     # The next step reads what an optimiser keeps. Of calls that one run makes alone, what they leave is known of
     # parameters only, unless something differs that both runs have written.
-    stays = np.flatnonzero(flow.keeps)
-    if not (ends & noise.abnormal & flow.spread(flow.keeps)).any():
-        stays = stays[np.isin(stays, flow.of_row[flow.parameter])]
-    kept_by = (set(np.flatnonzero(flow.keeps).tolist()), set(stays.tolist()))
+    stays = flow.keeps if (flow.updates & ~facts.called).any() else flow.updates
+    alone = stays.copy()
+    if not (ends & noise.abnormal & flow.spread(stays)).any():
+        alone &= flow.turns[1]
     unseen = bool(gradients.any()) and not compared
     owners = flow.of_row[gradients & (flow.of_row >= 0)]
     # Later, parameters have drifted: an optimiser makes whole steps of noise.
@@ -408,7 +408,8 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # A trained parameter that is far off is as far off after its update, which no call shows here.
         acts |= parameter and beginning.call in trained and beginning not in moved
-        written = beginning.call in kept_by[beginning.cause in (EXTRA, MISSING)] and beginning not in moved
+        written = bool((alone if beginning.cause in (EXTRA, MISSING) else stays)[beginning.call])
+        written = written and beginning not in moved
         beginning.reaches |= acts or written or (drifted if beginning in moved else chains).reach_an_end(beginning)
     # A parameter that differs at its optimiser differed where it was used first.
     for late in [one for one in beginnings if one.cause == PARAMETER_DIFFERS and flow.updates[one.call]]:
