@@ -375,9 +375,11 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
         rms = norm / np.sqrt(np.maximum(elements, 1))
         # An error against nothing: the target's own size is the distance.
         distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
-        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them.
+        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them. Of infinities
+        # the rest is known: sketches and errors of tensors leave them out.
         filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
         masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
+        masked &= np.isfinite(filled[1]) | ~np.isfinite(error)
         distance = np.where(masked & (error != 0), np.nan, distance)
         top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
         norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)

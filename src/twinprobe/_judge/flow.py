@@ -498,8 +498,11 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
-    # Two draws from other probabilities may be the same by chance: what is drawn from is a result.
+    # Two draws from other probabilities may be the same by chance, and so may be the best of other scores: what a token
+    # is drawn from or chosen by is a result. Where there is a way back, predictions are counted, also those of padding.
     drawn = flow.each_call(lambda op: op.body == "multinomial") & ~flow.updates
+    if not backward.any():
+        drawn |= flow.each_call(lambda op: op.body == "argmax") & (flow.parent == NONE)
     state |= (flow.role <= PARAMETER) & flow.spread(sent | silent | drawn)
     gradients = flow.role == GRADIENT
     seen = _read_by_optimizer(flow, facts)

@@ -300,8 +300,10 @@ def _weigh(
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
     flow = trace(run, pairs, other_layout=evidence.other_layout)
-    # A parameter without a counterpart still says how much a call adds up and rounds.
-    alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+    # A parameter without a counterpart still says how much a call adds up and rounds. So does another input, of a call
+    # that adds up the same in another order: it may be as far off as what surrounds it.
+    alone = bools(pairs["t_role"].is_in([PARAMETER, INPUT]) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+    alone &= (flow.role == PARAMETER) | flow.spread(flow.takes_unpaired)
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     flow.unread = times_zero(flow, pairs)
