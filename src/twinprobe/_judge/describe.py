@@ -458,11 +458,11 @@ def _sketches(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
 def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | None:
     if row[f"{side}_row"] is None:
         return None
-    kind = row[f"{side}_kind"]
-    facts: dict[str, Any] = {}
+    kind, facts = row[f"{side}_kind"], dict[str, Any]()
     if kind == TENSOR:
         facts = {stat: row[f"{side}_{stat}"] for stat in STATS}
-        if sketches is not None and sketches["flags"][number]:
+        single = ";" not in str(row[f"{side}_name"])  # several tensors compared as one have no sketch of their own
+        if sketches is not None and sketches["flags"][number] and single:
             found = sketches[number]
             facts |= {"zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"])}
             if row.get("turn") is None:  # a sketch tells elements apart by their place
