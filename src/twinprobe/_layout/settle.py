@@ -38,7 +38,7 @@ from twinprobe._layout.pieces import (
     shapes_of,
     signature,
 )
-from twinprobe._layout.ranks import COLLECTIVE, token_shape
+from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
 from twinprobe._layout.shared import (
     common_shapes,
@@ -49,12 +49,14 @@ from twinprobe._layout.shared import (
     handed_on_as_copies,
     of_other_numbers,
     order_of_sequences,
+    own_parts,
     own_positions,
-    parts_of_sums,
+    reductions,
     shared_gradients,
     shares_of,
     total_norms,
     unlike_norms,
+    without_collectives,
 )
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches, sum_and_bias
@@ -62,10 +64,10 @@ from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
-_REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 NO_UPDATE = "does not update this parameter"
 SETTING = "setting differs"
+OWN_PART = "each rank has its own part of what a reduction takes"
 Match = Callable[[Run, Run], Pairs]
 
 
@@ -78,6 +80,8 @@ class Settler:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair the rows and settle them."""
         pairs = self._match(target, golden)
+        if isinstance(target, Whole) and isinstance(golden, Whole) and str(target.layout) != str(golden.layout):
+            pairs = without_collectives(pairs, target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
         goals: dict[int, Shape] = {}
@@ -98,11 +102,7 @@ class _Side:
     """One side's rows while they are settled."""
 
     def __init__(
-        self,
-        whole: Whole,
-        other: Run,
-        partners: Sequence[tuple[int, int]],
-        goals: Mapping[int, Shape] | None = None,
+        self, whole: Whole, other: Run, partners: Sequence[tuple[int, int]], goals: Mapping[int, Shape] | None = None
     ) -> None:
         self.goals = goals
         self.whole, self.other = whole, other
@@ -115,11 +115,11 @@ class _Side:
         # The values of a side that is itself not put together yet say nothing.
         settled = goals is None or not isinstance(other, Whole) or other.settled
         self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
-        self.reduced = self._reductions()
+        self.reduced, self.extremes = reductions(whole)
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.shares = shares_of(whole)
-        if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden["max"]):
+        if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden):
             whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
             self.shares = {}
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
@@ -127,24 +127,6 @@ class _Side:
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
             self.partner |= copied_weights(whole, self.partner)
             self.shared = shared_gradients(whole, other, self.partner)
-
-    def _reductions(self) -> dict[Any, int] | None:
-        """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; or None."""
-        import polars as pl
-
-        pieces = self.whole.pieces
-        names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
-        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(COLLECTIVE.pattern) & names)
-        if not reductions.height:
-            return None if not self.whole.level.startswith(("L1", "mix")) else {}
-        roles = self.whole.table["role"].to_list()
-        outputs = {op: row for row, op in reductions.select("row", "op").iter_rows() if roles[row] == OUTPUT}
-        found: dict[Any, int] = {}
-        for row, op in reductions.select("row", "op").iter_rows():
-            if roles[row] == INPUT and self.whole.table["kind"][row] == TENSOR:
-                for pieces_of in along(self.whole.pieces_of(row), AXES.index("tp")):
-                    found.setdefault(signature(pieces_of), outputs.get(op, -1))
-        return parts_of_sums(self.whole, found)
 
     def _add_shared(self) -> None:
         """Give all gradients of a weight that stages share their sum."""
@@ -181,8 +163,8 @@ class _Side:
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
-            if row in self.of_ranks:
-                self._nothing(row, self.of_ranks[row])
+            if row in self.of_ranks or (row in self.own_parts and f".{BACKWARD}" not in ops[row]):
+                self._nothing(row, self.of_ranks.get(row, OWN_PART))
                 continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             if self.goals is not None:
@@ -249,6 +231,9 @@ class _Side:
     def _settle_row(  # noqa: PLR0911, PLR0912  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
     ) -> None:
+        if not self.whole.layout.known:
+            self._nothing(row, "how the ranks are laid out is not known")
+            return
         pieces = self.whole.pieces_of(row)
         self.exact: tuple[bool, ...] = EXACT
         self.members = {}
@@ -291,6 +276,9 @@ class _Side:
                 f"on rank {blocks[0].rank}, and {list(goal)} in the other run"
             )
         arithmetic = self._arithmetic(row, gradient and not self.optimizer, blocks[0], way)
+        if way[AXES.index("tp")] == SUM and row in self.own_parts:
+            self._nothing(row, OWN_PART)
+            return
         odd = self._odd_axis(row, blocks, way, role, gradient)
         if odd == "unknown":
             self._nothing(row, "its pieces differ, and nothing tells how they fit together")
@@ -329,13 +317,13 @@ class _Side:
                 continue
             seen.add(key)
             owners = by_micro[piece.place[0]]
-            node = of_placement(owners, placement)
+            whole = set(placement.mesh) <= owners.keys()
+            node = of_placement(owners, self._worst_replicas(row, owners, placement) if whole else placement)
             if node is None:
                 lost = [rank for rank in placement.mesh if rank not in owners]
                 why = f"rank {numbers_of(lost)} of its mesh is missing" if lost else "its pieces do not just add up"
                 self._nothing(row, why)
                 return None
-            self._check_replicas(row, owners, placement)
             first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
             blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
             self.members[first.rank] = placement.mesh
@@ -343,20 +331,23 @@ class _Side:
         self.ways["put together by their recorded placements"] += sum(way != COPIES for way in placements[0].ways)
         return blocks
 
-    def _check_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> None:
-        ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+    def _worst_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> Any:
+        """The placement without replicas: where some differ, which is a finding, the worst stand for all."""
         for at, way in enumerate(placement.ways):
-            if way != COPIES:
+            ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+            if way != COPIES or ranks.shape[at] == 1:
                 continue
             lines = np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at])
             groups = [group for line in lines if not same(group := [owners[int(rank)] for rank in line])]
-            wholes = []  # what each copy makes with the shards beside it can be compared with the other side's value
-            for part in np.split(ranks, ranks.shape[at], axis=at) if groups else ():
-                mesh = tuple(part.reshape(-1).tolist())
-                wholes.append(of_placement(owners, replace(placement, mesh=mesh, mesh_shape=part.shape)))
-            for group in groups:
-                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, wholes, strict=True)]
-                self._report(row, self.partner.get(row), [copies])
+            parts = [replace(placement, mesh=tuple(part.reshape(-1).tolist()), mesh_shape=part.shape)
+                     for part in np.split(ranks, ranks.shape[at], axis=at)]  # fmt: skip
+            # What each copy makes with the shards beside it can be compared with the other side's value.
+            nodes = [of_placement(owners, part) for part in parts] if groups else []
+            for group in groups if None not in nodes else ():
+                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, nodes, strict=True)]
+                odd = self._report(row, self.partner.get(row), [copies])
+                placement = parts[[piece.rank for piece in copies].index(odd.rank)]
+        return placement
 
     def _arithmetic(self, row: int, gradient: bool, block: Piece, way: Any) -> Arithmetic:
         if not gradient:
@@ -457,6 +448,11 @@ class _Side:
         return found | (of_other_numbers(self.whole) if self.goals is not None else {})
 
     @cached_property
+    def own_parts(self) -> set[int]:
+        """Values between a shard and the reduction that follows, of which each rank has another."""
+        return own_parts(self.whole, self.other, self.partner, self.reduced) if self.reduced else set()
+
+    @cached_property
     def vocabulary(self) -> set[str]:
         """Lookups in a table of which each rank has some words."""
         return cut_lookups(self.whole, self.other, self.partner) if self.whole.layout.tp > 1 else set()
@@ -505,12 +501,14 @@ class _Side:
             return found
         lines = along(blocks, at)
         rows = [self.reduced.get(signature(line), -1) for line in lines]
+        extreme = any(signature(line) in self.extremes for line in lines)  # their sum is of no use
+        unknown = Known(found.shape, (None,) * 4, EXACT, None) if extreme else found
         if -1 in rows or len(lines) > 1 or arithmetic.shares:
-            return found
+            return unknown
         result = self.whole.pieces_of(rows[0])
         if same(result) and result[0].shape == found.shape:
-            return Known(found.shape, result[0].stats, (True,) * 4, found.recipe)
-        return found
+            return Known(found.shape, result[0].stats, EXACT, None if extreme else found.recipe)
+        return unknown
 
     def _flat(self, row: int, blocks: list[Piece], goal: Shape) -> None:
         """Stretches of a flattened tensor, as FSDP1 has them; else there is no way."""

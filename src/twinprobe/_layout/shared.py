@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
+from dataclasses import replace
+from math import isnan, prod
 from typing import Any
 
+import numpy as np
+
 from twinprobe._align.calls import dims
+from twinprobe._align.links import NONE, Pairs, from_partners
 from twinprobe._layout.pieces import (
     AXES,
     BLOCKS,
@@ -26,11 +30,15 @@ from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
+_EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
+_PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
+_READ = re.compile(r"\.(embedding|cross_entropy|nll_loss)\.\d+\.forward$")
 _ADDITION = re.compile(r"\.(__)?i?add(__)?_?\.\d+\.forward$")
 _IN_LIST = re.compile(r"\.(input|output)\.\d+\.\d+$")
 _LOOKUP = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
@@ -136,6 +144,7 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
     """The rows of places in a rank's own part of the batch, where they are made (``nonzero``) and where read.
 
     So are whole numbers that count from zero on every rank (``arange``), to which a program adds where its part begins.
+    What a table or a loss is given, or a module, is meant as it is.
     """
     made: set[tuple[str, ...]] = set()
     found: set[int] = set()
@@ -144,7 +153,8 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
         if "int" not in (dtype or ""):
             continue
         places = role == OUTPUT and _PLACES.search(op)
-        if role == INPUT and row in partners and all(map(_counts, pieces := whole.pieces_of(row))):
+        read = is_module(op) or _READ.search(op)
+        if role == INPUT and row in partners and not read and all(map(_counts, pieces := whole.pieces_of(row))):
             found |= {row} if dims(other.table["shape"][partners[row]]) != pieces[0].shape else set()
         if not places and not made:
             continue
@@ -163,6 +173,101 @@ def _counts(piece: Piece) -> bool:
         and len(piece.shape) == 1 < prod(piece.shape) == (piece.stats[0] or 0) + 1
         and (piece.stats[1] == 0)
     )
+
+
+def without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
+    """The pairs but those of collectives: groups of another size exchange other pieces, in another order."""
+    ops = [COLLECTIVE.match(op) is not None for op in target.ops]
+    own = np.array(ops, dtype=bool)[target.table["op"].to_numpy()]
+    partners = np.where(own[pairs.target], NONE, pairs.golden)[pairs.target >= 0].tolist()
+    rules = ["" if partner == NONE else rule for partner, rule in zip(partners, pairs.rule, strict=False)]
+    found = from_partners(partners, golden.table.height, rules, pairs.notes)
+    return replace(found, groups=pairs.groups, call_groups=pairs.call_groups)
+
+
+def reductions(whole: Whole) -> tuple[dict[Any, int] | None, set[Any]]:
+    """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; None at L0.
+
+    Beside them those of which not the sum is taken but the largest or the smallest.
+    """
+    import polars as pl
+
+    names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
+    rows = whole.pieces.with_row_index("row").filter(pl.col("op").str.contains(COLLECTIVE.pattern) & names)
+    if not rows.height:
+        return (None if not whole.level.startswith(("L1", "mix")) else {}), set()
+    roles, kinds, texts = (whole.table[name].to_list() for name in ("role", "kind", "max_text"))
+    outputs = {op: row for row, op in reversed(rows.select("row", "op").rows()) if roles[row] == OUTPUT}
+    extreme = {op for row, op in rows.select("row", "op").rows() if _EXTREMES.search(texts[row] or "")}
+    found: dict[Any, int] = {}
+    extremes: set[Any] = set()
+    for row, op in rows.select("row", "op").rows():
+        if roles[row] == INPUT and kinds[row] == TENSOR:
+            for line in along(whole.pieces_of(row), AXES.index("tp")):
+                found.setdefault(signature(line), outputs.get(op, -1))
+                extremes |= {signature(line)} if op in extreme else set()
+    return parts_of_sums(whole, found), extremes
+
+
+def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Mapping[Any, int]) -> set[int]:
+    """Rows of functions between a shard and a reduction, of which each rank has another value of the whole's shape.
+
+    So it is in a loss over a vocabulary of which each rank has some words: where its own begin is subtracted from the
+    labels, those of others are masked, and what is picked adds up. What no shard and no number of the rank itself goes
+    into is a copy: it is not among these rows.
+    """
+    kinds, roles, dtypes = (whole.table[name].to_list() for name in ("kind", "role", "dtype"))
+    ops, equal, goals = whole.pieces["op"].to_list(), whole.pieces["equal"].to_list(), other.table["shape"].to_list()
+    signs: dict[int, Any] = {}
+    of_op: dict[str, list[int]] = defaultdict(list)
+    made: dict[Any, list[str]] = defaultdict(list)
+    for row, op in enumerate(ops):
+        of_op[op].append(row)
+        if kinds[row] == TENSOR and not is_module(op) and not COLLECTIVE.match(op) and f".{FORWARD}" in op:
+            signs[row] = _contents(whole.pieces_of(row))
+            if roles[row] == OUTPUT:
+                made[signs[row]].append(op)
+
+    def whole_numbers(row: int) -> bool:
+        return "int" in (dtypes[row] or "") or "bool" in (dtypes[row] or "")
+
+    def reduces(row: int) -> bool:
+        return all(signature(line) in reduced for line in along(whole.pieces_of(row), AXES.index("tp")))
+
+    def is_cut(row: int) -> bool:
+        return row in partners and dims(goals[partners[row]]) != whole.pieces_of(row)[0].shape
+
+    taken = {_contents(whole.pieces_of(row)) for row, op in enumerate(ops)
+             if COLLECTIVE.match(op) and roles[row] == INPUT and kinds[row] == TENSOR and reduces(row)}  # fmt: skip
+    open_ends = list(taken)
+    before: set[str] = set()
+    while open_ends:
+        for op in made.get(open_ends.pop(), ()):
+            rows = [row for row in of_op[op] if roles[row] == INPUT and row in signs] if op not in before else []
+            before.add(op)
+            open_ends += [signs[row] for row in rows
+                          if not is_cut(row) and (whole_numbers(row) or not equal[row])]  # fmt: skip
+    found: set[int] = set()
+    own: set[Any] = set()
+    for op in dict.fromkeys(ops):
+        if op not in before:
+            continue
+        inputs = [row for row in of_op[op] if roles[row] == INPUT]
+        numbers = any(kinds[row] == VALUE and not equal[row] for row in inputs)
+        if not numbers and not any(row in signs and (is_cut(row) or signs[row] in own) for row in inputs):
+            continue
+        outputs = [row for row in of_op[op] if roles[row] == OUTPUT and row in signs and not is_cut(row)]
+        own |= {signs[row] for row in outputs}
+        found |= {row for row in inputs if row in signs and signs[row] in own}
+        found |= {row for row in outputs if signs[row] not in taken}
+        found |= set(of_op.get(op.replace(f".{FORWARD}", f".{BACKWARD}"), ()))
+    return found
+
+
+def _contents(pieces: Sequence[Piece]) -> Any:
+    """What is left of a value when it is seen in another shape: its size and its statistics on each rank."""
+    return tuple((prod(piece.shape or ()), *(None if one is None or isnan(one) else one for one in piece.stats))
+                 for piece in pieces)  # fmt: skip
 
 
 def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
@@ -203,41 +308,52 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
     in as many calls as a rank has parameters; what becomes of them stands in optimizer.json. Lists that collectives
     fill have a piece of each rank.
     """
-    own: set[str] = set()
-    for run in (dump.run for dump in whole.ranks.values()):  # the whole run has another order
-        backward = [at for at, op in enumerate(run.op_names) if op.direction == BACKWARD]
-        calls = list(zip(run.ops, run.op_names, strict=True))[max(backward, default=len(run.ops)) + 1 :]
-        own |= {
-            name for name, op in calls if not op.is_module and op.direction == FORWARD and not run.parents.get(name)
-        }
-    ops, names = whole.pieces["op"].to_list(), whole.table["name"].to_list()
-    lists = [row for row, name in enumerate(names) if COLLECTIVE.match(name) and _IN_LIST.search(name)]
-    found = dict.fromkeys(lists, "it is one rank's piece in a list of all ranks'")
-    rows = [row for row, op in enumerate(ops) if op in own]
-    return found | dict.fromkeys(rows, "it is called after backward, for a rank's own gradients")
+    own: dict[int, set[str]] = {}
+    for rank, dump in whole.ranks.items():  # the whole run has another order, and other names
+        run = dump.run
+        last = max((at for at, op in enumerate(run.op_names) if op.direction == BACKWARD), default=len(run.ops))
+        calls = enumerate(run.op_names[last + 1 :], last + 1)
+        late = [at for at, op in calls if not op.is_module and op.direction == FORWARD]
+        late = [at for at in late if not run.parents.get(run.ops[at])]
+        own[rank] = set(run.table.filter(run.table["op"].is_in(late))["name"].to_list())
+    found: dict[int, str] = {}
+    for row, (ranks, names) in enumerate(whole.pieces.select("rank", "own_name").iter_rows()):
+        if names[0] in own[ranks[0]]:
+            found[row] = "it is called after backward, for a rank's own gradients"
+        elif COLLECTIVE.match(names[0]) and _IN_LIST.search(names[0]):
+            found[row] = "it is one rank's piece in a list of all ranks'"
+    return found
 
 
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
     """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
-    found = {}
-    heads = [_shared_heads(whole) for whole in (target, golden)]
-    for rows in partners:
+    found: dict[int, Shape] = {}
+    heads, optimizer = [_shared_heads(whole) for whole in (target, golden)], target.path.name.startswith("optimizer")
+    of_gradient = _gradients_of(target)
+    for rows in sorted(partners, key=lambda rows: rows[0] in of_gradient):
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
+            continue
+        if of_gradient.get(rows[0]) in found:  # a gradient has the shape of its value; those of copies add up
+            found[rows[0]] = found[of_gradient[rows[0]]]
             continue
         weight = roles[rows[0]] in (PARAMETER, GRADIENT)
         pieces, counts, known = [], [], None
         for whole, row, shared in zip((target, golden), rows, heads, strict=True):
-            placement = next((one for one in whole.placements_of(row) if one is not None), None)
             own = whole.pieces_of(row)
-            if placement is not None and target.path.name.startswith("optimizer"):
-                known = placement.whole
-            pieces.append(own if placement is None else [own[0]._replace(shape=placement.whole)])
+            # The ranks of a mesh make a whole, which may be a part of the batch: other meshes have others.
+            meshes = {(piece.place[0], placement.mesh): piece._replace(shape=placement.whole)
+                      for piece, placement in reversed([*zip(own, whole.placements_of(row), strict=True)])
+                      if placement is not None}  # fmt: skip
+            if meshes and optimizer:
+                known = next(iter(meshes.values())).shape
+            pieces.append(list(reversed(meshes.values())) or own)
             counts.append(shared.get((_without_direction(whole.pieces["op"][row]), own[0].shape), 1))
-        goal = _common_shape(pieces, weight)
+        sums = roles[rows[0]] != PARAMETER and not optimizer
+        goal = _common_shape(pieces, weight, sums)
         if max(counts) > 1 and (goal is None or goal[0]):  # they do not fit as they are
             once = [[group[0] for group in groups_of(own, count)] for own, count in zip(pieces, counts, strict=True)]
-            goal = min((one for one in (goal, _common_shape(once, weight)) if one is not None), default=None)
+            goal = min((one for one in (goal, _common_shape(once, weight, sums)) if one is not None), default=None)
         # Stretches of flat parameters (FSDP1) fit to any shape: to the one that is recorded.
         shape = goal[1] if goal is not None else known
         if shape is not None:
@@ -245,10 +361,36 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
     return found
 
 
-def _common_shape(sides: Sequence[list[Piece]], weight: bool) -> tuple[int, Shape] | None:
+def _gradients_of(whole: Whole) -> dict[int, int]:
+    """The rows of gradients, with the rows of the values that they are the gradients of."""
+    columns = [whole.pieces[name].to_list() for name in ("op", "suffix")]
+    columns += [whole.table[name].to_list() for name in ("role", "kind", "dtype")]
+    values: dict[Any, list[int]] = defaultdict(list)
+    gradients: list[tuple[int, Any, int]] = []
+    for row, (op, suffix, role, kind, dtype) in enumerate(zip(*columns, strict=True)):
+        call, name = _without_direction(op), suffix.rpartition(".")[2]
+        if kind != TENSOR or "float" not in (dtype or ""):
+            continue
+        if role == PARAMETER:
+            values[parse_op(op).body, name].append(row)
+        elif role == GRADIENT:
+            gradients.append((row, (parse_op(op).body, name), 0))
+        elif f".{FORWARD}" in op:
+            values[call, role].append(row)
+        elif f".{BACKWARD}" in op and name.isdecimal():  # the arguments' gradients come out
+            gradients.append((row, (call, OUTPUT if role == INPUT else INPUT), int(name)))
+    found = {}
+    for row, key, number in gradients:
+        value = values[key][number] if number < len(values.get(key, ())) else row
+        if value != row and whole.pieces_of(value)[0].shape == whole.pieces_of(row)[0].shape:
+            found[row] = value
+    return found
+
+
+def _common_shape(sides: Sequence[list[Piece]], weight: bool, sums: bool) -> tuple[int, Shape] | None:
     places = [tuple((piece.place, piece.shape or ()) for piece in pieces) for pieces in sides]
     copies = [tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))) for pieces in sides]
-    return common_shape(places[0], places[1], (copies[0], copies[1]), weight)
+    return common_shape(places[0], places[1], (copies[0], copies[1]), weight, sums)
 
 
 def _shared_heads(whole: Whole) -> dict[tuple[str, Shape | None], int]:
@@ -291,20 +433,30 @@ def shares_of(whole: Whole) -> dict[str, list[float]]:
     return shares
 
 
-def divided_before(whole: Whole, partners: Mapping[int, int], golden: Sequence[float | None]) -> bool:
-    """Whether the loss was divided before backward began, so that gradients carry their shares already."""
-    for row in range(whole.table.height):
-        if whole.table["role"][row] != INPUT or whole.table["shape"][row] != "[]":
-            continue
-        if f".{BACKWARD}" not in whole.pieces["op"][row] or row not in partners:
-            continue
-        goal = golden[partners[row]]
-        values = [piece.stats[0] for piece in whole.pieces_of(row) if not any(piece.place[4:])]
+def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
+    """Whether the loss was divided before backward began, so that gradients carry their shares already.
+
+    The gradient of the loss tells. At L0, where none is recorded, the first one that a module is given does: the norm
+    of all its parts is golden's, not as many times larger as there are parts.
+    """
+    roles, shapes, ops = whole.table["role"].to_list(), whole.table["shape"].to_list(), whole.pieces["op"].to_list()
+    given = [row for row in range(whole.table.height)
+             if roles[row] == INPUT and f".{BACKWARD}" in ops[row] and row in partners]  # fmt: skip
+    scalars = [row for row in given if shapes[row] == "[]"]
+    if scalars:
+        goal = golden["max"][partners[scalars[0]]]
+        values = [piece.stats[0] for piece in whole.pieces_of(scalars[0]) if not any(piece.place[4:])]
         if goal is None or None in values:
             return False
         total = sum(value for value in values if value is not None)
         return len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal
-    return False
+    if not given or whole.layout.tp > 1:
+        return False
+    pieces, goal = whole.pieces_of(given[0]), golden["norm"][partners[given[0]]]
+    norms = [piece.stats[3] for piece in pieces]
+    if len(pieces) < 2 or not goal or None in norms or shapes[given[0]] == str(list(pieces[0].shape or ())):
+        return False
+    return bool(abs(sum(norm * norm for norm in norms if norm is not None) ** 0.5 / goal - 1) < _PLAIN)
 
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.

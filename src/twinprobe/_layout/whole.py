@@ -21,13 +21,13 @@ from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
 from twinprobe._layout.pieces import Arithmetic, Piece, load_whole
-from twinprobe._layout.ranks import RankDump, align_calls, fold_calls
+from twinprobe._layout.ranks import RankDump, align_calls, fold_calls, with_backward
 from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order
 from twinprobe._measure.sketch import combined
 from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
 from twinprobe._runs.sketches import Sketches
-from twinprobe._runs.table import FLOAT, INT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import FLOAT, INPUT, INT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 
 if TYPE_CHECKING:
@@ -155,8 +155,9 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         copies = _copies_of_stages(rows, {_bare(name) for name in other.ops}, said)
         rows = rows.filter(~pl.col("op").is_in(copies))
     parents = merged_parents(parts)
-    around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other) if layout.tp > 1 else set())
-    routing = {name for name, above in parents.items() if above in around and not is_module(name)}
+    around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other, layout))
+    routing = with_backward(name for name, above in parents.items() if above in around and not is_module(name))
+    routing &= set(rows["op"].to_list())
     roots = _of_wrappers(parents, other)
     rows = rows.filter(~pl.col("op").is_in(list(routing | roots)))
     parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
@@ -169,12 +170,11 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),
         *(name for name in first.table.columns if name not in ("op", "role", "name")),
     )  # fmt: skip
-    kept = rows.select("op", "suffix", "expert", "expected", "equal", *(f"{name}_all" for name in _LISTS))
-    pieces = kept.rename({f"{name}_all": name for name in _LISTS})
+    kept = (pl.col(f"{name}_all").alias(name) for name in _LISTS)
+    pieces = rows.select("op", "suffix", "expert", "expected", "equal", *kept)
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
-    whole.parents, whole.arrangement = parents, str(layout)
-    whole.findings += [*odd, *said]
+    whole.parents, whole.arrangement, whole.findings = parents, str(layout), odd + said
     if routing:
         whole.own_words = frozenset(map(call_head, around))
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
@@ -247,16 +247,24 @@ def _lacking(part: Part, of_run: Mapping[int, RankDump]) -> list[str]:
     return lost
 
 
-def _cut_tables(rows: pl.DataFrame, ranks: Mapping[int, RankDump], other: Run | None) -> set[str]:
-    """Calls of tables of which each rank has some words: by their placements, or by the other run's longer table."""
+def _cut_tables(rows: pl.DataFrame, ranks: Mapping[int, RankDump], other: Run | None, layout: Layout) -> set[str]:
+    """Calls of modules of which each rank has some rows, by their placements or by the other run's longer parameter.
+
+    These are tables of words, and experts that are stacked in one parameter.
+    """
     import polars as pl
 
+    if layout.tp == layout.ep == 1:
+        return set()
     whole = {}
     if other is not None:
         table = other.table.filter(pl.col("role") == PARAMETER)
         whole = dict(zip(_keys(other, table), table["shape"].to_list(), strict=True))
     found = set()
-    tables = rows.filter((pl.col("role") == PARAMETER) & pl.col("op").str.contains(r"(?i)embedding"))
+    tables = rows.filter(pl.col("role") == PARAMETER)
+    if layout.ep == 1:  # tables are given the numbers of words
+        numbers = (pl.col("role") == INPUT) & (pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("int")
+        tables = tables.filter(pl.col("op").is_in(rows.filter(numbers)["op"].to_list()))
     for op, suffix, rank, name, shapes in tables.select("op", "suffix", "rank_all", "own_name_all", "shape_all").rows():
         placement = ranks[rank[0]].placements.get(name[0])
         own, goal = dims(shapes[0]), dims(whole.get(call_head(op) + suffix) or "")
@@ -269,15 +277,15 @@ def _cut_tables(rows: pl.DataFrame, ranks: Mapping[int, RankDump], other: Run | 
 def _around_own_words(parents: Mapping[str, str | None], layout: Layout, tables: set[str]) -> set[str]:
     """Calls of modules whose functions deal with a rank's own words, so that each rank computes something else.
 
-    These are modules around experts that lie on several ranks, and tables of which each rank has some words.
+    These are modules around experts that lie on several ranks, and those of which each rank has some rows.
     """
-    around: set[str] = set()
+    around = set(tables)
     if layout.ep > 1:
         inside = {above for name, above in parents.items() if above is not None and in_expert(name, {}, layout.experts)}
+        inside |= {above for name in tables if (above := parents.get(name)) is not None}
         around |= {name for name in inside if not in_expert(name, {}, layout.experts)}
     if layout.tp > 1:
         around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
-        around |= tables
     return around
 
 

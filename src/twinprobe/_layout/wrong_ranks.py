@@ -47,6 +47,7 @@ _CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16,
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
+_BIASED = 1e-3  # of the largest element: a bias that shows
 _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
@@ -170,6 +171,16 @@ def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Se
     ]).replace("mean", "")  # fmt: skip
 
 
+def bias_too_often(whole: Whole, op: str, mean: float | None, goal: float | None, scale: float) -> list[str]:
+    """Whether a mean is off by the bias of a module, as often as ranks could have added it before a sum, in words."""
+    bias, tp = bias_of(whole, op), whole.layout.tp
+    if tp == 1 or bias is None or mean is None or goal is None or abs(bias) < _BIASED * scale:
+        return []
+    if abs(mean - goal - (tp - 1) * bias) > _SAME_MEAN * scale:
+        return []
+    return [f"it is off by {tp - 1} times the bias: each of {tp} ranks adds it before the sum"]
+
+
 def bias_of(whole: Whole, op: str) -> float | None:
     """The mean of the bias of a module, which is called or makes a call, if all ranks have the same one."""
     module = op if is_module(op) else whole.parents.get(op) or ""
@@ -240,11 +251,13 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
         return ""
     golden = goal["block_norm"].astype(np.float64) ** 2
     shards = [(one["block_norm"].astype(np.float64) ** 2).reshape(-1, tp).sum(axis=1) for one in own]
+    halves = [tuple(_places(half, golden) for half in np.split(shard, 2)) for shard in shards]
     found = [_places(shard, golden) for shard in shards]
-    if sorted(found) == list(range(tp)):
+    if min(found) < 0:  # of a fused parameter each rank has a part of both halves
+        found = [there if (there, tp + there) == places else -1 for places in halves for there in places[:1]]
+    if min(found) >= 0:
         wrong = [(pieces[at].rank, pieces[there].rank) for at, there in enumerate(found) if at != there]
         return ", ".join(f"rank {rank} has the shard of rank {there}" for rank, there in wrong[:4])
-    halves = [tuple(_places(half, golden) for half in np.split(shard, 2)) for shard in shards]
     turned = [at for at, places in enumerate(halves) if places == (tp + at, at)]
     straight = [at for at, places in enumerate(halves) if places == (at, tp + at)]
     if not turned or len(turned) + len(straight) < tp:
@@ -279,12 +292,13 @@ def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int
     high, low, _, norm = (other.table[stat][partner] for stat in STATS)
     if high is None or low is None or norm is None:
         return set()
-    slack = _CLOSE * max(abs(high), abs(low))
+    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    slack = close * max(abs(high), abs(low))
     wrong = set()
     for at, piece in enumerate(pieces):
         most, least, _, length = piece.stats
         if most is not None and least is not None and length is not None:
-            beyond = most > high + slack or least < low - slack or length > norm * (1 + _CLOSE)
+            beyond = most > high + slack or least < low - slack or length > norm * (1 + close)
             wrong |= {at} if beyond else set()
     return wrong
 
@@ -450,7 +464,7 @@ def _block_sets(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
     goal = _sketch(other, other.table["name"][partner])
     close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
-    if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
+    if goal is None or not shape or goal["whole"] != prod(shape):
         return [], close
     own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
     rows = _rows_of_pieces(whole, row, pieces, shape)
