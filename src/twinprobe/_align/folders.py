@@ -39,9 +39,9 @@ def pair_folders(
     pairs: list[FolderPair] = []
     notes: list[str] = []
     for step in sorted(by_step[0].keys() & by_step[1].keys()):
-        found, told, alone = _pair_ranks(by_step[0][step], by_step[1][step], target, golden)
-        pairs += found
-        notes += told
+        paired, remarks, alone = _pair_ranks(by_step[0][step], by_step[1][step], target, golden)
+        pairs += paired
+        notes += remarks
         lost += alone
     if not pairs and len(by_step[0]) == len(by_step[1]) == 1 and not steps:
         # Two step folders named on the command line may well be different steps.

@@ -307,13 +307,13 @@ class Siblings:
         return self._ops_agree(self.one.tree.op[one], self.other.tree.op[other], role)
 
     def _ops_agree(self, op: int, other: int, role: int) -> bool | None:
-        told = None
+        agree = None
         for row, partner in self._rows(op, other, role):
             same = row_values_agree(self.one.fingerprints, row, self.other.fingerprints, partner)
             if same is False:
                 return False
-            told = told or same
-        return told
+            agree = agree or same
+        return agree
 
     def _equal(self, one: int, other: int, role: int) -> bool:
         mine, theirs = self.one.fingerprints.listed, self.other.fingerprints.listed

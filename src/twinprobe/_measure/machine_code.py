@@ -79,9 +79,9 @@ def host_machine() -> Any:
 @cache
 def cache_folder() -> Path | None:
     """The first of these that can be written: NUMBA_CACHE_DIR, the user's cache folder, a private temporary one."""
-    told = os.environ.get("NUMBA_CACHE_DIR")
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
     # Code of another user's would run here with our rights.
-    return Path(told) if told else private_folder(f"kernels-{__version__}")
+    return Path(chosen) if chosen else private_folder(f"kernels-{__version__}")
 
 
 @cache

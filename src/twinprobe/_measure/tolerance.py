@@ -231,9 +231,9 @@ class Gaps:
         turned = np.empty(places[2].max(where=places[3] > 0, initial=0), np.float32)
         kernel(len(fit), *(address_of(array) for array in (places, bounds, turned, out)))
         # A row with a NaN, an infinity or numbers too large to square says nothing.
-        told = (out[:, 4] == 0) | np.isfinite(out[:, 1] + out[:, 2])
+        conclusive = (out[:, 4] == 0) | np.isfinite(out[:, 1] + out[:, 2])
         self._numbers, self._sizes = out, places[2]
-        self._rows = {fit[row]: row for row in np.flatnonzero(told).tolist()}
+        self._rows = {fit[row]: row for row in np.flatnonzero(conclusive).tolist()}
 
     @property
     def unmeasured(self) -> list[int]:

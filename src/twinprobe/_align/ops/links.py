@@ -407,8 +407,8 @@ def _consumer(own: list[Unit], at: int) -> int | None:
     """
     unit = own[at]
     names = unit.node.outputs
-    told = names and names[0] not in unit.node.inputs and sum(names[0] in other.node.outputs for other in own) == 1
-    if told:
+    is_unique = names and names[0] not in unit.node.inputs and sum(names[0] in other.node.outputs for other in own) == 1
+    if is_unique:
         return next((to for to in range(at + 1, len(own)) if names[0] in own[to].node.inputs), None)
     is_operator = unit.node.folder[:1].isdecimal()
     follows = is_operator and unit.kind in _PASSED_ON and at + 1 < len(own)
