@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe._align.calls import dims
-from twinprobe._align.links import NONE, Pairs, from_partners
+from twinprobe._align.links import Pairs
 from twinprobe._layout.pieces import (
     AXES,
     BATCH_AXES,
@@ -38,7 +38,7 @@ from twinprobe._layout.pieces import (
     shapes_of,
     signature,
 )
-from twinprobe._layout.ranks import COLLECTIVE, token_shape
+from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
 from twinprobe._layout.shared import (
     common_shapes,
@@ -55,6 +55,7 @@ from twinprobe._layout.shared import (
     shares_of,
     total_norms,
     unlike_norms,
+    without_collectives,
 )
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches, sum_and_bias
@@ -78,7 +79,7 @@ class Settler:
         """Pair the rows and settle them."""
         pairs = self._match(target, golden)
         if isinstance(target, Whole) and isinstance(golden, Whole) and str(target.layout) != str(golden.layout):
-            pairs = _without_collectives(pairs, target, golden)
+            pairs = without_collectives(pairs, target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
         goals: dict[int, Shape] = {}
@@ -93,16 +94,6 @@ class Settler:
         if isinstance(target, Whole):
             _Side(target, golden, partners, goals if isinstance(golden, Whole) else None).settle()
         return pairs
-
-
-def _without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
-    """The pairs but those of collectives: groups of another size exchange other pieces, in another order."""
-    ops = [COLLECTIVE.match(op) is not None for op in target.ops]
-    own = np.array(ops, dtype=bool)[target.table["op"].to_numpy()]
-    partners = np.where(own[pairs.target], NONE, pairs.golden)[pairs.target >= 0].tolist()
-    rules = ["" if partner == NONE else rule for partner, rule in zip(partners, pairs.rule, strict=False)]
-    found = from_partners(partners, golden.table.height, rules, pairs.notes)
-    return replace(found, groups=pairs.groups, call_groups=pairs.call_groups)
 
 
 class _Side:
