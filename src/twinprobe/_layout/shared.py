@@ -325,6 +325,21 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
     return found
 
 
+def without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
+    """The pairs but those of collectives: groups of another size exchange other pieces, in another order.
+
+    A sum is the same in any order; on the way back its scale depends on how many ranks share the batch.
+    """
+    names, kinds, calls = target.table["name"], target.table["kind"], target.table["op"]
+    back = next((at for at, op in enumerate(target.op_names) if op.direction == BACKWARD), len(target.ops))
+    sums = names.str.contains(r"^\w+\.all_reduce\.") & (kinds == TENSOR) & (calls < back)
+    own = (names.str.contains(COLLECTIVE.pattern) & ~sums).to_numpy()
+    partners = np.where(own[pairs.target], NONE, pairs.golden)[pairs.target >= 0].tolist()
+    rules = ["" if partner == NONE else rule for partner, rule in zip(partners, pairs.rule, strict=False)]
+    found = from_partners(partners, golden.table.height, rules, pairs.notes)
+    return replace(found, groups=pairs.groups, call_groups=pairs.call_groups)
+
+
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
     """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
