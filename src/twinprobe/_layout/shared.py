@@ -435,7 +435,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
     norms = [piece.stats[3] for piece in pieces]
     if len(pieces) < 2 or not goal or None in norms or shapes[given[0]] == str(list(pieces[0].shape or ())):
         return False
-    return abs(sum(norm * norm for norm in norms if norm is not None) ** 0.5 / goal - 1) < _PLAIN
+    return bool(abs(sum(norm * norm for norm in norms if norm is not None) ** 0.5 / goal - 1) < _PLAIN)
 
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.

@@ -156,8 +156,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         rows = rows.filter(~pl.col("op").is_in(copies))
     parents = merged_parents(parts)
     around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other, layout))
-    routing = with_backward(name for name, above in parents.items() if above in around and not is_module(name))
-    routing.intersection_update(rows["op"].to_list())
+    routing = _functions_in(around, parents).intersection(rows["op"].to_list())
     roots = _of_wrappers(parents, other)
     rows = rows.filter(~pl.col("op").is_in(list(routing | roots)))
     parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
@@ -288,6 +287,11 @@ def _around_own_words(parents: Mapping[str, str | None], layout: Layout, tables:
     if layout.tp > 1:
         around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
     return around
+
+
+def _functions_in(modules: Collection[str], parents: Mapping[str, str | None]) -> set[str]:
+    """The functions that are called right inside of these modules."""
+    return with_backward(name for name, above in parents.items() if above in modules and not is_module(name))
 
 
 def _rows(dump: RankDump, names: dict[str, str], shard: tuple[int, ...]) -> pl.DataFrame:
