@@ -89,6 +89,29 @@ def test_stages_in_the_middle_may_have_the_same_names(tmp_path: Path, capsys: py
     assert (found["matched"], found["first"]) == (found["rows"], None)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_stages_that_are_items_of_a_list(alike: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a stage calls ``mix.0`` is ``stages.1.mix.0`` in one process, if each stage has what an item has."""
+    weights = [random(at, 16, 8) for at in range(4)]
+    inner = ["mix.0", "mix.1" if alike else "mix.2"]
+
+    def calls(prefix: str, names: list[str], values: list[np.ndarray]) -> dict[str, Any]:
+        return {f"Module.{prefix}{name}.Linear.forward.0": {"parameters.weight": one, "output.0": one}
+                for name, one in zip(names, values, strict=True)}  # fmt: skip
+
+    golden: dict[str, Any] = {}
+    for stage in range(2):
+        own = weights[2 * stage : 2 * stage + 2]
+        golden |= calls(f"stages.{stage}.", ["mix.0", "mix.1"], own)
+        own = [own[0], own[1] * np.float32(1 + stage)]
+        record(tmp_path / "t" / "step0" / f"rank{stage}", calls("", inner, own))
+    record(tmp_path / "g" / "step0" / "proc1", golden)
+    found = compared(tmp_path, capsys, "pp=2")
+    first = found["first"] or {"op": "", "sentence": ""}
+    assert (first["op"] == "Module.stages.1.mix.1.Linear.forward.0") is alike
+    assert ("rank 1 (pipeline stage 1)" in first["sentence"]) is alike
+
+
 @pytest.mark.parametrize("divided", [True, False])
 def test_the_first_gradient_tells_whether_the_loss_was_divided(
     divided: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -132,6 +155,25 @@ def test_gradients_have_the_shapes_of_their_values(tmp_path: Path, capsys: pytes
     assert found["first"] is None
     assert "golden: 1 value added up over micro" in found["notes"]
     assert "golden: 5 values concatenated over micro along dimension 0" in found["notes"]
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_an_input_with_the_same_statistics_may_differ(
+    moved: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The samples of rank 0 in another order: only sketches tell. Of right inputs, the output is what differs."""
+    samples, weight = random(17, 64, 16), random(18, 16, 16)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"input.0": samples, "output.0": samples @ weight}})
+    for rank, own in enumerate(np.split(samples, 2)):
+        given = own[::-1].copy() if moved and rank == 0 else own
+        output = given @ weight if moved else own @ weight * np.float32(1.5 - rank / 2)
+        record(
+            tmp_path / "t" / "step0" / f"rank{rank}", {UP: {"input.0": given, "output.0": output * (1 + 0.2 * moved)}}
+        )
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert first["op"] == UP
+    assert first["argument"] == ("input.0" if moved else "output.0")
+    assert ("it has golden's statistics, and differs on rank 0" in first["sentence"]) is moved
 
 
 @pytest.mark.parametrize("reader", [LOSS, "Tensor.__add__.0.forward"])

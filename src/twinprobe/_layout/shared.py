@@ -8,6 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isnan, prod
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twinprobe._align.calls import dims
 from twinprobe._layout.pieces import (
     AXES,
@@ -163,12 +166,9 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
 
 
 def _counts(piece: Piece) -> bool:
-    """Whether a piece has the extremes of 0, 1, 2 ... in one dimension."""
-    return (
-        piece.shape is not None
-        and len(piece.shape) == 1 < prod(piece.shape) == (piece.stats[0] or 0) + 1
-        and (piece.stats[1] == 0)
-    )
+    """Whether a piece has the extremes of 0, 1, 2 ... in one dimension, a row or a column."""
+    size = prod(piece.shape or ())
+    return size > 1 and size in (piece.shape or ()) and piece.stats[:2] == (size - 1, 0)
 
 
 def reductions_of(whole: Whole) -> tuple[dict[Any, int] | None, set[Any]]:
@@ -441,6 +441,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
 
 OWN_NORMS = "clip by the norms of their own gradients"
+_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -502,3 +503,18 @@ def own_norms(whole: Whole) -> list[str]:
                     "gradients that were not reduced yet, or of a shard"
                 ]
     return []
+
+
+def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int]) -> list[str]:
+    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of."""
+    factors = every[np.abs(every - 1) >= _SAME_FACTOR]
+    usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
+    if not usual or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+        return []
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
+    told = f", as many as {' and '.join(why)}" if why else ""
+    if few := len(factors) < _MOST_GRADIENTS * len(every):
+        told += ", the others agree"
+    count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
+    # Where not all differ, only a number of ranks is no chance.
+    return [f"the gradients of {count} parameters are {usual:.4g} times golden's{told}"] if why or not few else []
