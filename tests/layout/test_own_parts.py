@@ -209,3 +209,23 @@ def test_gradients_of_experts_that_nobody_divides(
     found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
     said = "the gradients of 4 of 12 parameters are 2 times golden's, as many as dp=2, the others agree"
     assert (said in found["step0/optimizer"]["first"]["sentence"]) is told
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_parameter_that_no_call_has_is_named_by_the_optimizer(
+    held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token that a model joins to its input comes from outside of all calls. Without it, that input is named."""
+    token, add = random(19, 16), "Tensor.__add__.0.forward"
+    for step in range(2):
+        for folder, factor in (("g/step{}/proc1", 1.0), ("t/step{}/rank0", 1.0), ("t/step{}/rank1", 1.5)):
+            place, own = tmp_path / folder.format(step), token * np.float32(factor)
+            record(place, {add: {"input.0": own, "output.0": own}})
+            before = own if held else token
+            values = {"input.0": token, "parameters.before": before, "output.0": before - token}
+            record(place, {"Optimizer.token.SGD.0.forward": values}, name="optimizer")
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--layout", "tp=2"]) == 0
+    sentence = json.loads(capsys.readouterr().out)["findings"][0]
+    assert f"step 0 differs: {'Optimizer.token.SGD.0.forward: parameters.before' if held else add}" in sentence
+    assert sentence.endswith("rank 1's replica differs from the others")
