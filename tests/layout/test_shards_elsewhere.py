@@ -36,13 +36,14 @@ def halves(weight: np.ndarray, order: str) -> list[np.ndarray]:
     if order == "plain":
         return [first, second]
     (gate0, gate1), (up0, up1) = np.split(first, 2), np.split(second, 2)  # each rank its own gates and ups
-    last = (up1, gate1) if order == "turned" else (gate1, up1)
+    last = {"turned": (up1, gate1), "doubled": (gate0, up0)}.get(order, (gate1, up1))
     return [np.concatenate([gate0, up0]), np.concatenate(last)]
 
 
 @pytest.mark.parametrize(("order", "words"), [
     ("exchanged", "rank 0 has the shard of rank 1, rank 1 has the shard of rank 0"),
     ("turned", "rank 1 has the halves of its shard in the other order"),
+    ("doubled", "rank 1 has the shard of rank 0"),
     ("plain", ""),
     ("fused", ""),
 ])  # fmt: skip

@@ -7,7 +7,7 @@ gradients, settings and updated parameters agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,6 @@ _FROM_OUTSIDE = " comes from outside and differs"
 _NOT_OF_THE_PASS = ", though the gradients of this step's backward pass agree"
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
-_GRADIENT = r"^Optimizer\..*\.input\.0$"
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
 _ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
@@ -114,26 +113,6 @@ def written_values(runs: tuple[Run, Run], match: Callable[[Run, Run], Pairs]) ->
         sides.append([(role, *numbers) for role, *numbers in table.iter_rows()])
     both = zip(*sides, strict=True)
     return {(*mine, *golden) for (role, *mine), (_, *golden) in both if role == OUTPUT and None not in mine}
-
-
-def factor_of_gradients(pairs: pl.DataFrame, sizes: Mapping[str, int]) -> list[str]:
-    """The factor that the gradients that differ have in common, and which of the sizes of a layout is as large."""
-    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
-    rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
-    every = (rows["t_norm"] / rows["g_norm"]).to_numpy()
-    factors = every[np.abs(every - 1) >= _SAME_FACTOR]
-    if len(factors) < _FEW_GRADIENTS:
-        return []
-    usual = float(np.median(factors))
-    if np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
-        return []
-    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
-    told = f", as many as {' and '.join(why)}" if why else ""
-    if few := len(factors) < _MOST_GRADIENTS * len(every):
-        told += ", the others agree"
-    count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
-    # Where not all differ, only a number of ranks is no chance.
-    return [f"the gradients of {count} parameters are {usual:.4g} times golden's{told}"] if why or not few else []
 
 
 def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged) -> str:

@@ -19,7 +19,6 @@ from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import (
     SCALE_OF_LOSS,
     adaptive_rate,
-    factor_of_gradients,
     micro_mean,
     noise_of_steps,
     silent_parts,
@@ -46,7 +45,7 @@ from twinprobe._layout.ranks import (
     without_recomputation,
 )
 from twinprobe._layout.settle import NO_UPDATE, SETTING, Settler
-from twinprobe._layout.shared import OWN_NORMS, own_norms
+from twinprobe._layout.shared import OWN_NORMS, one_factor, own_norms
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, misplaced, numbers_of, only_on, other_data, whose
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
@@ -58,6 +57,7 @@ _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
 _ON_RANKS = "differs on rank"
+_GRADIENT = r"^Optimizer\..*\.input\.0$"
 _SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
 _SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a bias that shows
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
@@ -451,22 +451,29 @@ def _moved(first: Divergence, op: str, argument: str, other: str, order: int, mo
 def _other_data(comparison: Comparison) -> Divergence | None:
     """Whole numbers that ranks were given and that differ: words of a batch have extremes, but no other statistics.
 
-    Then the first difference is there, and not in a call that makes something else of them.
+    Then the first difference is there, and not in a call that makes something else of them; so are other values of
+    golden's statistics that the first call was given.
     """
     first, whole, golden = comparison.summary.first, comparison.target, comparison.golden
     if first is None or not isinstance(whole, Whole) or isinstance(golden, Whole) or first.op not in whole.ops:
         return None
     pairs = comparison.evidence.pairs
-    given = pairs["t_name"].str.contains(r"\.input\.") & pairs["t_dtype"].str.contains("int")
-    given &= ~pairs["t_name"].str.contains(_PLACES) & pairs["t_max"].is_not_null()
+    whole_numbers = pairs["t_dtype"].str.contains("int") & ~pairs["t_name"].str.contains(_PLACES)
+    given = pairs["t_name"].str.contains(r"\.input\.") & whole_numbers & pairs["t_max"].is_not_null()
+    if first.argument.startswith("output"):
+        given |= pairs["t_name"].str.starts_with(f"{first.op}.input.")
     rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
     columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
     for order, row, partner, name, other in columns.iter_rows():
         op = whole.pieces["op"][row]
         ranks = other_data(whole, row, golden, partner) if order <= first.order else []
-        if ranks:
-            argument = name.removeprefix(f"{op}.")
-            said = f"{argument}: it comes from outside and {_ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+        data = "int" in pairs["t_dtype"][order]
+        if ranks and (data or len(ranks) < len(whole.ranks)):
+            argument, words = (
+                name.removeprefix(f"{op}."),
+                "comes from outside and" if data else "has golden's statistics, and",
+            )
+            said = f"{argument}: it {words} {_ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
             around = op if parse_op(op).is_module else whole.parents.get(op)
             return _moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
     return None
@@ -503,11 +510,14 @@ def _biases(comparison: Comparison, first: Divergence) -> list[str]:
 
 def _one_factor(comparison: Comparison) -> list[str]:
     """Whether gradients that differ are the same multiple of golden's: a mean that is a sum, of experts' alone say."""
+    pairs = comparison.evidence.pairs
+    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
+    rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
     sizes = {f"{name}={size}": size for run in (comparison.target, comparison.golden) if isinstance(run, Whole)
              for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
                                 ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
              if size > 1}  # fmt: skip
-    return factor_of_gradients(comparison.evidence.pairs, sizes)
+    return one_factor((rows["t_norm"] / rows["g_norm"]).to_numpy(), sizes)
 
 
 def _grouped(findings: list[str]) -> list[str]:

@@ -345,8 +345,9 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     first = flow.golden_call[inside & facts.matched]
     meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
     meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
+    alike = facts.integer == facts.integer[row]
+    made, meant = made & alike, meant & alike
     for alone, marks in ((made, flow.marks[0]), (meant, flow.marks[1])):
-        np.logical_and(alone, facts.integer == facts.integer[row], out=alone)
         if alone.any():
             alone[alone] = ~np.isin(marks[alone], marks[facts.matched])
     if made.any() == meant.any():

@@ -337,8 +337,8 @@ def without_recomputation(dump: RankDump) -> int:
 
 def without_functions(run: Run, modules: Collection[str], head: Callable[[str], str]) -> Run:
     """The run without the functions right inside of these modules, which are known by their heads."""
-    inside = with_backward(name for name, above in run.parents.items()
-                           if above and head(above) in modules and not parse_op(name).is_module)  # fmt: skip
+    functions = ((name, above) for name, above in run.parents.items() if above and not parse_op(name).is_module)
+    inside = with_backward(name for name, above in functions if head(above) in modules)
     return _without(run, inside.intersection(run.ops))
 
 

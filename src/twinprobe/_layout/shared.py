@@ -10,6 +10,7 @@ from math import isnan, prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinprobe._align.calls import dims
 from twinprobe._align.links import NONE, Pairs, from_partners
@@ -167,22 +168,9 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
 
 
 def _counts(piece: Piece) -> bool:
-    """Whether a piece has the extremes of 0, 1, 2 ... in one dimension."""
-    return (
-        piece.shape is not None
-        and len(piece.shape) == 1 < prod(piece.shape) == (piece.stats[0] or 0) + 1
-        and (piece.stats[1] == 0)
-    )
-
-
-def without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
-    """The pairs but those of collectives: groups of another size exchange other pieces, in another order."""
-    ops = [COLLECTIVE.match(op) is not None for op in target.ops]
-    own = np.array(ops, dtype=bool)[target.table["op"].to_numpy()]
-    partners = np.where(own[pairs.target], NONE, pairs.golden)[pairs.target >= 0].tolist()
-    rules = ["" if partner == NONE else rule for partner, rule in zip(partners, pairs.rule, strict=False)]
-    found = from_partners(partners, golden.table.height, rules, pairs.notes)
-    return replace(found, groups=pairs.groups, call_groups=pairs.call_groups)
+    """Whether a piece has the extremes of 0, 1, 2 ... in one dimension, a row or a column."""
+    size = prod(piece.shape or ())
+    return size > 1 and size in (piece.shape or ()) and piece.stats[:2] == (size - 1, 0)
 
 
 def reductions(whole: Whole) -> tuple[dict[Any, int] | None, set[Any]]:
@@ -325,6 +313,21 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
     return found
 
 
+def without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
+    """The pairs but those of collectives: groups of another size exchange other pieces, in another order.
+
+    A sum is the same in any order; on the way back its scale depends on how many ranks share the batch.
+    """
+    names, kinds, calls = target.table["name"], target.table["kind"], target.table["op"]
+    back = next((at for at, op in enumerate(target.op_names) if op.direction == BACKWARD), len(target.ops))
+    sums = names.str.contains(r"^\w+\.all_reduce\.") & (kinds == TENSOR) & (calls < back)
+    own = (names.str.contains(COLLECTIVE.pattern) & ~sums).to_numpy()
+    partners = np.where(own[pairs.target], NONE, pairs.golden)[pairs.target >= 0].tolist()
+    rules = ["" if partner == NONE else rule for partner, rule in zip(partners, pairs.rule, strict=False)]
+    found = from_partners(partners, golden.table.height, rules, pairs.notes)
+    return replace(found, groups=pairs.groups, call_groups=pairs.call_groups)
+
+
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
     """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
@@ -462,6 +465,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
 
 OWN_NORMS = "clip by the norms of their own gradients"
+_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -523,3 +527,18 @@ def own_norms(whole: Whole) -> list[str]:
                     "gradients that were not reduced yet, or of a shard"
                 ]
     return []
+
+
+def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int]) -> list[str]:
+    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of."""
+    factors = every[np.abs(every - 1) >= _SAME_FACTOR]
+    usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
+    if not usual or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+        return []
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
+    told = f", as many as {' and '.join(why)}" if why else ""
+    if few := len(factors) < _MOST_GRADIENTS * len(every):
+        told += ", the others agree"
+    count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
+    # Where not all differ, only a number of ranks is no chance.
+    return [f"the gradients of {count} parameters are {usual:.4g} times golden's{told}"] if why or not few else []

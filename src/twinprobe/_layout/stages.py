@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op
+from twinprobe._runs.names import GRADIENTS, OPTIMIZER, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import Run
 
 _NUMBER = re.compile(r"\.(\d{1,18})(?=\.)")
+_ITEM = re.compile(r"^(\w+)\.(\d{1,18})\.(.+)$")
+_BARE_CHUNK = re.compile(r"^\d{1,18}(\.|$)")
 _CHUNK = re.compile(r"^(\w+)\.(\d{1,18})\.")
 
 
@@ -36,10 +38,15 @@ def _has_path(name: str) -> bool:
 class StageNames:
     """Gives the calls of each stage, in the order of the model, the names that one rank alone would give them."""
 
-    def __init__(self, *, chunks: bool, lists: tuple[str, ...] = (), bare: bool = False) -> None:
-        """``chunks``: paths begin with the number of a virtual stage; ``bare``: this number is left out."""
+    def __init__(self, *, chunks: bool, lists: tuple[str, ...] = (), bare: bool = False, items_of: str = "") -> None:
+        """``chunks``: paths begin with the number of a virtual stage; ``bare``: this number is left out.
+
+        ``items_of``: the other run's list of modules of which each stage is one.
+        """
         self._chunks = chunks
         self._bare = bare
+        self._items_of = items_of
+        self._number = -1
         self._experts = _experts(lists)
         self._next_layer: dict[str, int] = defaultdict(int)
         self._next_call: dict[str, int] = defaultdict(int)
@@ -48,7 +55,8 @@ class StageNames:
     def stage(self, names: Iterable[str]) -> dict[str, str]:
         """New names for the calls of the next stage (or of its next chunk)."""
         names = list(names)
-        self._offsets = self._layer_offsets(names)
+        self._number += 1
+        self._offsets = {} if self._items_of else self._layer_offsets(names)
         return self.experts(names, {})
 
     def experts(self, names: Iterable[str], before: dict[str, int]) -> dict[str, str]:
@@ -74,6 +82,9 @@ class StageNames:
 
     def _module(self, name: str, before: dict[str, int]) -> str:
         name = self._folded(name)
+        if self._items_of and not name.startswith(TOTAL_NORM):
+            kind, _, path = name.partition(".")
+            return f"{kind}.{self._items_of}.{self._number}.{path}"
         layer = _NUMBER.search(name, self._start(name))
         path = name[: layer.start()] if layer else ""
         if layer and path in self._offsets:
@@ -104,6 +115,26 @@ class StageNames:
             offsets[path] = free - min(numbers) if min(numbers) < free else 0
             self._next_layer[path] = max(numbers) + offsets[path] + 1
         return offsets
+
+
+def items_of_list(stages: Sequence[Iterable[str]], other: Iterable[str]) -> str:
+    """The list of modules of the other run of which each stage is one item, by the calls of both; none if empty.
+
+    Stages that are items of a list, not parts of the model, lack that list's name: all their paths lie in the item.
+    """
+    items: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in _module_paths(other):
+        if found := _ITEM.match(path):
+            items[found[1]][int(found[2])].add(found[3])
+    held = [_module_paths(stage) - {""} for stage in stages]
+    for name, inside in items.items():
+        if sorted(inside) == list(range(len(held))) and all(inside[at] == own for at, own in enumerate(held)):
+            return name
+    return ""
+
+
+def _module_paths(names: Iterable[str]) -> set[str]:
+    return {_BARE_CHUNK.sub("", parse_op(name).body) for name in names if is_module(name)}
 
 
 def in_expert(name: str, parents: dict[str, str | None], lists: tuple[str, ...] = ()) -> bool:

@@ -22,13 +22,14 @@ from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
 from twinprobe._layout.pieces import Arithmetic, Piece, load_whole
 from twinprobe._layout.ranks import RankDump, align_calls, fold_calls, with_backward
-from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order
+from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order, items_of_list
 from twinprobe._measure.sketch import combined
 from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op
-from twinprobe._runs.run import TENSOR_FOLDER, Run
+from twinprobe._runs.run import DUMP, TENSOR_FOLDER, Run, open_run
 from twinprobe._runs.sketches import Sketches
 from twinprobe._runs.table import FLOAT, INPUT, INT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -138,7 +139,9 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         of_run[id(dump.run)] = dump
     # Of a run that is one piece, no path begins with the number of a virtual stage.
     bare = layout.vpp > 1 and other is not None and all(chunk_of(name) is None for name in other.ops)
-    names = StageNames(chunks=layout.vpp > 1, lists=layout.experts, bare=bare)
+    names = StageNames(
+        chunks=layout.vpp > 1, lists=layout.experts, bare=bare, items_of=_list_of_stages(ranks, layout, other)
+    )
     parts: list[Part] = []
     for chunk in range(layout.vpp):
         for stage in sorted(stages):
@@ -156,8 +159,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         rows = rows.filter(~pl.col("op").is_in(copies))
     parents = merged_parents(parts)
     around = _around_own_words(parents, layout, _cut_tables(rows, ranks, other, layout))
-    routing = with_backward(name for name, above in parents.items() if above in around and not is_module(name))
-    routing &= set(rows["op"].to_list())
+    routing = _functions_in(around, parents).intersection(rows["op"].to_list())
     roots = _of_wrappers(parents, other)
     rows = rows.filter(~pl.col("op").is_in(list(routing | roots)))
     parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
@@ -183,6 +185,23 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     if not path.name.startswith("optimizer"):
         whole.lost += [text for part in parts for text in _lacking(part, of_run)]
     return whole
+
+
+def _list_of_stages(ranks: Mapping[int, RankDump], layout: Layout, other: Run | None) -> str:
+    """The other run's list of modules of which each (virtual) stage is one; optimizers go by the calls beside them."""
+    if layout.pp == 1 or other is None or isinstance(other, Whole):
+        return ""
+    first = {layout.place(rank).pp: dump for rank, dump in sorted(ranks.items(), reverse=True)}
+    runs = {stage: dump.run for stage, dump in first.items()}
+    if any(name.startswith(OPTIMIZER) for name in other.ops):
+        try:
+            other = open_run(other.path.with_name(DUMP))
+            runs = {stage: open_run(dump.folder / DUMP) for stage, dump in first.items()}
+        except TwinProbeError:
+            return ""
+    stages = [[name for name in runs[stage].ops if layout.vpp == 1 or chunk_of(name) == chunk]
+              for chunk in range(layout.vpp) for stage in sorted(runs)]  # fmt: skip
+    return items_of_list(stages, other.ops)
 
 
 def _of_wrappers(parents: Mapping[str, str | None], other: Run | None) -> set[str]:
@@ -287,6 +306,11 @@ def _around_own_words(parents: Mapping[str, str | None], layout: Layout, tables:
     if layout.tp > 1:
         around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
     return around
+
+
+def _functions_in(modules: Collection[str], parents: Mapping[str, str | None]) -> set[str]:
+    """The functions that are called right inside of these modules."""
+    return with_backward(name for name, above in parents.items() if above in modules and not is_module(name))
 
 
 def _rows(dump: RankDump, names: dict[str, str], shard: tuple[int, ...]) -> pl.DataFrame:
