@@ -114,7 +114,7 @@ def faults(folder: Path) -> None:
     """Every planted fault of the tests: whether the module is named, and the rank or the collective if it can be."""
     tests, rows, named, clues = _tests(), [], 0, []
     for kind, fault, result, guilty, clue in tests.FAULTS:
-        found = _compared(folder, kind, tests.TWINS[kind], fault)[result.partition("|")[0]]
+        found = _compared(folder, kind, tests.TWINS[kind], fault)[result]
         module, words = tests.what_is_named(found, guilty, clue)
         named += bool(module)
         clues += [bool(words)] if clue else []

@@ -107,6 +107,15 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def window(chromium: Any) -> Any:
+    """A window that tests open their pages in: one of its own takes a second to open. Nothing passes from one page to
+    the next, since ours store nothing in the browser. A blank page keeps the window's processes alive."""
+    context = chromium.new_context(viewport={"width": 1600, "height": 950}, locale="en-US", color_scheme="light")
+    context.new_page()
+    return context
+
+
+@pytest.fixture(scope="session")
 def axe() -> Callable[[Any], list[str]]:
     """What axe-core finds on a page to be in somebody's way."""
     from axe_playwright_python.sync_playwright import Axe  # not among the oldest versions, which open no browser

@@ -1,5 +1,5 @@
 """Programs in processes of their own that have torch and polars loaded: forked from one that waits, since importing
-takes longer than most of them."""
+takes longer than most of them. Optimizers and parallel layers load torch._dynamo, which takes as long as torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from pathlib import Path
 
 # A child leaves the loop and ends as an interpreter does: with its exit code, its traceback and its cleanup handlers.
 _SERVER = """
-import json, os, signal, sys
-import polars, torch, twinprobe.torch, twinprobe._cli
+import gc, json, os, signal, sys
+import polars, torch, torch._dynamo, twinprobe.torch, twinprobe._cli
+gc.collect()
+gc.freeze()  # children neither copy nor search what is loaded here
 for line in sys.stdin:
     job = json.loads(line)
     child = os.fork()

@@ -72,7 +72,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"twinprobe.{home}"), name)
+            found = globals()[name] = getattr(import_module(f"twinprobe.{home}"), name)
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -69,7 +69,7 @@ def compare(
     from twinprobe._align.matcher import MappingOptions, build_matcher
     from twinprobe._compare.job import compare_job, plan
     from twinprobe._compare.request import Request
-    from twinprobe._compare.steps import compare_steps, steps_of
+    from twinprobe._compare.steps import compare_steps, follow_steps, steps_of
     from twinprobe._judge.verdicts import Thresholds
     from twinprobe._notebook import Progress
     from twinprobe._runs.watch import watch_files
@@ -109,6 +109,10 @@ def compare(
                 failures.append(str(error))
     if not pairs:
         raise NothingToCompare("no rank could be compared: " + "; ".join(failures), where=request.target)
+    results = dict(enumerate(pairs.values()))
+    follow_steps(compared, results, compare_job)
+    pairs = dict(zip(pairs, results.values(), strict=True))
+    failures += [text for pair in pairs.values() for text in pair.summary.lost]
     firsts = [(job, pair.summary.first) for job, pair in zip(compared, pairs.values(), strict=True)]
     return Comparison(pairs, failures, notes, compared, steps_of(request, firsts, notes))
 

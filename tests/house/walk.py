@@ -80,10 +80,10 @@ def record(folder: Path) -> None:
     """Three layers, forward and backward, recorded at L0."""
     import torch
 
-    from twinprobe.torch import record
+    import twinprobe.torch as recording  # "from ... import" would ask the module's __getattr__ on the way
 
     model = _three_layers("ReLU")
-    with record(model, folder, level="L0"):
+    with recording.record(model, folder, level="L0"):
         model(torch.ones(3, 4)).sum().backward()
 
 

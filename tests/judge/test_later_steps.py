@@ -133,12 +133,32 @@ def test_a_call_before_the_model_is_not_its_data(tmp_path: Path, capsys: pytest.
     assert (steps["step"], steps["cause"]) == (2, "call"), steps
 
 
-def test_gradients_of_the_step_before_that_were_not_cleared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_gradients_of_the_step_before_that_were_not_cleared(tmp_path: Path, level: str) -> None:
     def keep(step: int, _: nn.Module, optimizer: Any) -> None:
         optimizer.keeps = step == 1
 
-    target, golden = trained(tmp_path / "b", made(Net), keep), trained(tmp_path / "a", made(Net))
-    assert "is zero_grad missing?" in said(target, golden)
+    target = trained(tmp_path / "b", made(Net), keep, level=level)
+    assert "is zero_grad missing?" in said(target, trained(tmp_path / "a", made(Net), level=level))
+
+
+def test_gradients_that_are_scaled_before_the_update_were_not_kept(tmp_path: Path) -> None:
+    def halve(step: int, model: nn.Module, optimizer: Any) -> None:
+        if step == 2:
+            act = optimizer.step
+
+            def stepped() -> None:
+                for parameter in model.parameters():
+                    parameter.grad.mul_(0.5)
+                act()
+
+            optimizer.step = stepped
+
+    target = trained(tmp_path / "b", made(Net), halve, level="L0")
+    sentence = said(target, trained(tmp_path / "a", made(Net), level="L0"))
+    assert "zero_grad" not in sentence
+    assert "the optimizer is given another gradient" in sentence
+    assert "0.5 x golden's" in sentence
 
 
 def test_running_statistics_that_were_reset(tmp_path: Path) -> None:

@@ -542,3 +542,22 @@ def test_what_one_call_for_all_parameters_has_written_is_compared(tmp_path: Path
     found = compared(tmp_path, train, mlp)
     assert f"{'✖' if words else '✔'} updated parameters" in found.summary
     assert words in said(found) if words else found.first is None
+
+
+@pytest.mark.parametrize("setting", [{"repetition_penalty": 1.05}, {"temperature": 0.7, "do_sample": True}])
+def test_scores_that_lead_to_the_same_tokens_are_named(tmp_path: Path, setting: dict[str, Any]) -> None:
+    """The token is the same by chance; infinities among the scores hide nothing of the others."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 31, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    tokens = []
+
+    def generate(model: Any, changed: bool, _: Any) -> None:
+        drawn = {"do_sample": setting.get("do_sample", False), "top_k": 0}
+        given = {"max_new_tokens": 2, "min_new_tokens": 2, "pad_token_id": 0, **drawn, **(setting if changed else {})}
+        torch.manual_seed(2)
+        tokens.append(model.eval().generate(torch.tensor([[3, 5, 7]]), **given).tolist())
+
+    config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
+    found = compared(tmp_path, generate, lambda: transformers.GPT2LMHeadModel(config))
+    assert tokens[0] == tokens[1]
+    assert "only the target run makes this call" in said(found)

@@ -32,11 +32,12 @@ def single(folder: Path, steps: int = 1) -> Path:
 
 
 def ranks(folder: Path, count: int = 2, steps: int = 1, norm_weight: float = 1.0) -> Path:
-    """Tensor parallel ranks of the single process: each has half of the linear layer's outputs."""
+    """Tensor parallel ranks of the single process: each has a part of the linear layer's outputs."""
+    norms = {2: (3.0, 4.0), 4: (1.0, 8.0**0.5, 6.0**0.5, 10.0**0.5)}[count]
     for step in range(steps):
         for rank in range(count):
-            high, norm = (2.0, 3.0) if rank == 0 else (1.0, 4.0)
-            weight = tensor_of([8 // count, 4], 3.0 if rank else 1.0, norm)
+            high, norm = 2.0 / (rank + 1), norms[rank]
+            weight = tensor_of([8 // count, 4], 3.0 if rank == count - 1 else 1.0, norm)
             copy = tensor_of([4], norm_weight if rank == count - 1 else 1.0)
             data = {
                 LINEAR: {**forward([tensor_of([2, 4])], [tensor_of([2, 8 // count], high, norm)]),
@@ -129,23 +130,78 @@ def test_a_layout_that_does_not_fit_is_named_and_the_ranks_are_compared(
     assert compare(target, golden, tmp_path / "again", "--layout", *layouts, "--allow-missing") == 0
 
 
-def test_a_layout_that_does_not_fit_is_the_mistake_that_is_told_where_nothing_else_tells(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("layout", "assumed"),
+    [("dp=3", "compared as tp=2 (found: parameters are cut otherwise in the other run)"), ("", "")],
+)
+def test_two_runs_of_shards_tell_how_they_are_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, assumed: str
 ) -> None:
     target, golden = ranks(tmp_path / "t"), ranks(tmp_path / "g", 4)
-    assert compare(target, golden, tmp_path / "out", "--layout", "tp=3", "tp=4") == 2
+    more = ["--layout", layout] if layout else []
+    assert compare(target, golden, tmp_path / "out", *more) == (2 if layout else 0)
+    out, error = capsys.readouterr()
+    assert assumed in error
+    (found,) = json.loads(out)["ranks"]
+    assert found["verdicts"] == {"pass": 6, "warning": 0, "error": 0}
+
+
+@pytest.mark.parametrize(
+    ("layout", "assumed", "passing"),
+    [("cp=3", "layout cp=3 makes 3 ranks, but there are 2 (name the sizes so that they multiply to the ranks); "
+              "compared as cp=2 (by the dimension that was given)", 3),
+     ("cp=3,tp=2", "layout cp=3,tp=2 makes 6 ranks, but there are 2 (name the sizes so that they multiply to the "
+                   "ranks); only what all ranks hold alike is compared", 1),
+     ("", "how its 2 ranks are laid out is not recorded (say it: --layout tp=2); only what all ranks hold alike is "
+          "compared", 1)],
+)  # fmt: skip
+def test_where_nothing_tells_a_layout_what_ranks_hold_alike_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, assumed: str, passing: int
+) -> None:
+    """Sequences that are cut have the shapes of a batch that is cut."""
+    sides = []
+    for folder, count in (("t", 2), ("g", 4)):
+        shapes = [[2, 8 // count], [2, 8 // count, 4]]
+        sides.append(data_parallel(tmp_path / folder, {f"rank{rank}": shapes for rank in range(count)}, unlike=True))
+    more = ["--layout", layout, "cp=4"] if layout else []
+    assert compare(*sides, tmp_path / "out", *more) == 2
+    out, error = capsys.readouterr()
+    assert f"{tmp_path / 't' / 'step0'}: {assumed}" in error
+    (found,) = json.loads(out)["ranks"]
+    assert (found["verdicts"]["pass"], found["verdicts"]["error"], found["first"]) == (passing, 0, None)
+    assert list((tmp_path / "out" / "step0").glob("compare_result_whole_*.csv"))
+    assert compare(*sides, tmp_path / "again", *more, "--allow-missing") == 0
+    assert assumed in twinprobe.compare(*sides, layout=[layout, "cp=4"] if layout else None).failures[0]
+
+
+def test_recorded_sizes_that_do_not_multiply_to_the_ranks_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = {f"rank{rank}": [[2, 8], [2, 8, 4]] for rank in range(2)}
+    target = data_parallel(tmp_path / "t", shapes, {"tp": 3})
+    golden = data_parallel(tmp_path / "g", {"proc7": [[4, 8], [4, 8, 4]]})
+    assert compare(target, golden, tmp_path / "out") == 2
     assert "layout tp=3 makes 3 ranks, but there are 2" in capsys.readouterr().err
+    assert compare(target, golden, tmp_path / "again", "--allow-missing") == 0
 
 
-def test_placements_that_contradict_the_shapes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"global_shape": [9, 9]}, "its global shape is [9, 9], but dump.json has [4, 4]"),
+     ({"global_shape": [4, 4]}, "a piece of [4, 4] in [2, 1] parts cannot be [4, 4]"),
+     ({"placements": [{"Shard": {"dim": 7}}]}, "it is split along dimension 7, which [4, 4] does not have"),
+     ({"mesh": [4, 5], "local_shape": [2, 4]}, "rank 0 has a piece, but its mesh is [4, 5]")],
+)  # fmt: skip
+def test_placements_that_contradict_the_shapes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], told: str
+) -> None:
     target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
-    value = {"mesh": [0, 1], "placements": [{"Shard": {"dim": 0}}], "global_shape": [9, 9], "local_shape": [4, 4]}
-    header = {"rank": 0, "world_size": 2, "values": {f"{LINEAR}.parameters.weight": value}}
+    value = {"mesh": [0, 1], "placements": [{"Shard": {"dim": 0}}], "global_shape": [4, 4], "local_shape": [4, 4]}
+    header = {"rank": 0, "world_size": 2, "values": {f"{LINEAR}.parameters.weight": value | wrong}}
     file = target / "step0" / "rank0" / "layout.json"
     file.write_text(json.dumps(header))
     assert compare(target, golden, tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert f"{file}: {LINEAR}.parameters.weight: its global shape is [9, 9], but dump.json has [4, 4]" in error
+    assert f"{file}: {LINEAR}.parameters.weight: {told}" in capsys.readouterr().err
     assert compare(target, golden, tmp_path / "again", "--allow-missing") == 0
 
 
@@ -158,12 +214,15 @@ def test_a_layout_that_contradicts_the_parameters_is_named(tmp_path: Path, capsy
     assert compare(target, golden, tmp_path / "again", "--layout", "cp=2", "--allow-missing") == 0
 
 
-def data_parallel(folder: Path, shapes: dict[str, list[list[int]]], sizes: dict[str, int] | None = None) -> Path:
-    """Words that go through an embedding, all of whose rows every rank has."""
+def data_parallel(
+    folder: Path, shapes: dict[str, list[list[int]]], sizes: dict[str, int] | None = None, *, unlike: bool = False
+) -> Path:
+    """Words that go through an embedding, all of whose rows every rank has; ``unlike`` ones on each rank."""
     call = "Module.embedding.Embedding.forward.0"
     for name, (words, vectors) in shapes.items():
-        inputs = tensor_of(words) | {"dtype": "torch.int64"}
-        entry = forward([inputs], [tensor_of(vectors)]) | {"parameters": {"weight": tensor_of([16, 4])}}
+        norm = (16 / len(shapes)) ** 0.5
+        inputs = tensor_of(words, 1.0 + int(name[-1]) % 2 * unlike, norm) | {"dtype": "torch.int64"}
+        entry = forward([inputs], [tensor_of(vectors, 1.0, norm)]) | {"parameters": {"weight": tensor_of([16, 4])}}
         write_dump(folder / "step0" / name, {call: entry}, level="L0", parents={call: None})
         header = {"rank": int(name[-1]), "world_size": len(shapes), "sizes": sizes or {}}
         (folder / "step0" / name / "layout.json").write_text(json.dumps(header))

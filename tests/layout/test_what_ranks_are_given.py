@@ -262,3 +262,63 @@ def test_ranks_that_cut_parameters_may_cut_sequences_too(
             record(tmp_path / side / "step0" / (f"rank{rank}" if side == "t" else "proc1"), calls)
     notes = compared(tmp_path, capsys, "")["notes"]
     assert f"target: {world} ranks, layout {layout} (found)" in notes
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_shard_that_shows_in_no_result_but_in_the_optimizer_is_named(
+    scaled: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HSDP in 16 bits: the pass itself agrees. Of two copies of the shards, the one that differs is judged."""
+    generator = np.random.default_rng(23)
+    weight, gradient, words = (
+        generator.standard_normal(shape, dtype=np.float32) for shape in ((32, 8), (32, 8), (4, 8))
+    )
+    record(tmp_path / "g" / "step0" / "proc1", {UP: layer(weight, words)})
+    updated = {"input.0": gradient, "output.0": weight - gradient, "parameters.before": weight}
+    record(tmp_path / "g" / "step0" / "proc1", {UPDATE: updated}, name="optimizer")
+    placement = {"mesh": [[0, 1], [2, 3]], "placements": [{"Replicate": {}}, {"Shard": {"dim": 0}}],
+                 "global_shape": [32, 8], "local_shape": [16, 8]}  # fmt: skip
+    names = [f"{UPDATE}.{name}" for name in ("input.0", "output.0", "parameters.before")]
+    wrong = weight * np.repeat(np.float32([1.0, 1.5]), 16)[:, None]
+    for rank, own in enumerate(np.split(words, 4)):
+        place = tmp_path / "t" / "step0" / f"rank{rank}"
+        record(place, {UP: layer(weight, own) | {"parameters.weight": weight if rank < 2 else wrong}})
+        half = slice(16 * (rank % 2), 16 * (rank % 2) + 16)
+        before = (wrong if rank > 1 and scaled else weight)[half]
+        calls = {"input.0": gradient[half], "output.0": before - gradient[half], "parameters.before": before}
+        record(place, {UPDATE: calls}, name="optimizer")
+        file, shapes = place / "optimizer.json", dict.fromkeys(names, placement)
+        document = json.loads(file.read_text())
+        for leaf in (*document["data"][UPDATE]["input_args"], *document["data"][UPDATE]["output"],
+                     *document["data"][UPDATE]["parameters"].values()):  # fmt: skip
+            leaf["shape"] = [32, 8]  # the whole one, as a recorder writes it
+        file.write_text(json.dumps(document))
+        (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": 4, "values": shapes}))
+    command = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*command, "--layout", "dp=4"]) == 0
+    found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
+    first, update = (found[f"step0/{name}"]["first"] for name in ("whole", "optimizer"))
+    if not scaled:
+        assert (first, update) == (None, None)
+        return
+    assert (first["op"], first["argument"]) == (UP, "parameters.weight")
+    assert "rank 3's shard differs, which is gathered" in first["sentence"]
+    assert (update["op"], update["argument"]) == (UPDATE, "parameters.before")
+    assert f"{UPDATE}.parameters.before: rank 3's replica differs from the others" in found["step0/optimizer"]["notes"]
+
+
+def test_what_groups_of_another_size_gather_is_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FSDP gathers parameters piece by piece: of four ranks the pieces follow each other otherwise than of two."""
+    generator = np.random.default_rng(24)
+    weight, bias, words = (generator.standard_normal(shape, dtype=np.float32) for shape in ((16, 8), (16, 8), (8, 8)))
+    for side, count in (("t", 4), ("g", 2)):
+        pieces = [np.concatenate(both) for both in zip(np.split(weight, count), np.split(bias, count), strict=True)]
+        for rank, own in enumerate(np.split(words, count)):
+            gathered = {"input.0": pieces[rank], "output.0": np.concatenate(pieces)}
+            module = {"parameters.weight": weight, "parameters.bias": bias, "output.0": own @ weight.T}
+            calls = {"Distributed.all_gather_into_tensor.0.forward": gathered, "Module.up.Linear.forward.0": module}
+            record(tmp_path / side / "step0" / f"rank{rank}", calls)
+    command = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--csv"]
+    assert main([*command, "--layout", "dp=4", "dp=2", "--fail-on", "warning"]) == 0, capsys.readouterr().out

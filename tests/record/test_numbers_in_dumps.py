@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from twinprobe._measure.statistics import Statistics
-from twinprobe._record.render import Renderer, round_to
-from twinprobe._record.rows import Entry, Note, Row
+from twinprobe._record.entries import Entry, Note, Renderer, Row, round_to
 
 NUMBERS = st.floats() | st.sampled_from([65519.9, 65520.0, 3.4028235677973366e38, 1e-45, 5e-324, -0.0])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 from report_tables import summary_of
 
 from twinprobe._judge.origin import Summary
@@ -24,7 +24,7 @@ def browser(chromium: Any) -> Any:
 
 
 @pytest.fixture
-def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+def open_page(window: Any, tmp_path: Path) -> Iterator[Open]:
     """Opens a table's page; fails the test if the page complains or asks for anything beyond itself."""
     complaints: list[str] = []
     pages: list[Page] = []
@@ -32,7 +32,9 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     def open_it(table: pl.DataFrame, summary: Summary | None = None, *, scheme: str = "light", **options: int) -> Page:
         path = tmp_path / "r.html"
         fill_html(table, summary or summary_of(table), path, **options)
-        page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme=scheme)
+        page: Page = window.new_page()
+        page.set_viewport_size({"width": 1400, "height": 900})
+        page.emulate_media(color_scheme=scheme)
         pages.append(page)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

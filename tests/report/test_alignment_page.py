@@ -25,16 +25,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(browser: Any, written: Path) -> Any:
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, locale="en-US")
-    page = context.new_page()
+def page(window: Any, written: Path) -> Any:
+    page = window.new_page()
+    page.set_viewport_size({"width": 1400, "height": 900})
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.goto(written.as_uri())
     page.wait_for_selector("#lines .link", state="attached")
     yield page
-    context.close()
+    page.close()
     assert complaints == []
 
 

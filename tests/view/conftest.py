@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from twinprobe._view.serve import make
+from page_tools import serving
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
-@contextmanager
-def serving(place: Path, **options: Any) -> Iterator[str]:
-    server = make(place, port=0, **options)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        yield server.url
-    finally:
-        server.wsgi.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -38,10 +24,10 @@ def serve() -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def page(chromium: Any, serve: Callable[..., str]) -> Iterator[Any]:
+def page(window: Any, serve: Callable[..., str]) -> Iterator[Any]:
     """A page of 1600 x 950 that fails the test if the browser reports an error; closed before any server is."""
-    context = chromium.new_context(viewport={"width": 1600, "height": 950}, locale="en-US", color_scheme="light")
-    page = context.new_page()
+    others = set(window.pages)
+    page = window.new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
@@ -51,7 +37,8 @@ def page(chromium: Any, serve: Callable[..., str]) -> Iterator[Any]:
     page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.complaints = complaints
     yield page
-    context.close()
+    for opened in set(window.pages) - others:
+        opened.close()
     assert complaints == []
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from twinprobe._view.serve import make
 
 
 def show(page: Any, url: str, file: str = "", **state: Any) -> None:
@@ -75,3 +80,16 @@ def settles(page: Any, read: Callable[[], Any]) -> Any:
         if same == 6:
             break
     return value
+
+
+@contextmanager
+def serving(place: Path, **options: Any) -> Iterator[str]:
+    """The viewer's server at a folder, with its address."""
+    server = make(place, port=0, **options)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.wsgi.shutdown()
+        thread.join()

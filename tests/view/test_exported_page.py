@@ -12,9 +12,12 @@ from graph_files import flat, node, write_pair
 from page_tools import becomes, stands_on
 from reference_files import FILES
 
+from support import slow
 from twinprobe._report.html import SHARED
 from twinprobe._view.app import STATIC
 from twinprobe._view.export import bundle, export_page
+
+DIVERGING = [file for file, (_, _, first) in FILES.items() if first]  # the first is a .vis.db, the last a .vis
 
 
 def open_page(page: Any, path: Path) -> list[str]:
@@ -27,7 +30,7 @@ def open_page(page: Any, path: Path) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize("file", [file for file, (_, _, first) in FILES.items() if first])
+@pytest.mark.parametrize("file", [DIVERGING[0], *slow(*DIVERGING[1:-1]), DIVERGING[-1]])
 def test_the_exported_page_opens_on_the_first_divergence_and_asks_nobody(
     page: Any, reference: Path, tmp_path: Path, file: str
 ) -> None:

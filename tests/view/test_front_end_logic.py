@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from page_tools import serving
 
 
-@pytest.fixture
-def run(page: Any, serve: Callable[..., str], results: Path) -> Callable[..., Any]:
-    """Run a function in the page; ``load`` imports a module of the front end."""
-    page.goto(serve(results) + "static/icon.svg")
-
-    def run(code: str, argument: Any = None) -> Any:
-        return page.evaluate(
-            f"async (given) => {{ const load = (name) => import(`${{location.origin}}/static/${{name}}.js`); {code} }}",
-            argument,
-        )
-
-    return run
+@pytest.fixture(scope="module")
+def run(window: Any, reference: Path) -> Iterator[Callable[..., Any]]:
+    """Run a function in a page that all tests share; ``load`` imports a module of the front end."""
+    with serving(reference / "graph" / "results") as url:
+        page = window.new_page()
+        page.goto(f"{url}static/icon.svg")
+        load = "const load = (name) => import(`${location.origin}/static/${name}.js`);"
+        yield lambda code, argument=None: page.evaluate(f"async (given) => {{ {load} {code} }}", argument)
+        page.close()
 
 
 BUILD = """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from twinprobe._live.frameworks.adapter import adapter_of
-from twinprobe._record.config import NameFilter
+from twinprobe._record.calls import NameFilter
 from twinprobe._runs.names import parse_op
 from twinprobe.errors import BadInput
 

@@ -33,6 +33,8 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 PART = "part of a group equal in meaning"
 _MOST_CALLS = 64  # so many calls in which values never meet are no group
 
+_LISTS = "_foreach_"  # functions of PyTorch that do to each element of lists what their namesakes do to a tensor
+
 Rows = list[tuple[int, int]]
 Joined = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -218,6 +220,9 @@ def _live(flow: Flow, ops: list[int], numbers: dict[Hashable, int], given: set[H
 
 def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[int]) -> tuple[Rows, Rows, Joined]:
     """The rows at which two groups of calls are compared: what enters them, what leaves them, what leaves in parts."""
+    listed = _list_and_loop(flows, mine, theirs)
+    if listed is not None:
+        return *listed, []
     leaving = flows[0].leaving(mine), flows[1].leaving(theirs)
     found = _together(flows, *leaving)
     fingerprints = flows[0].fingerprints, flows[1].fingerprints
@@ -240,6 +245,29 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
             both = (left[one][-1],), tuple(left[1 - one][-parts - 1 :])
             return entering, [], [(both[one], both[1 - one])]
     return entering, [], []
+
+
+def _list_and_loop(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[int]) -> tuple[Rows, Rows] | None:
+    """The rows that enter and leave, element by element, where one run makes in one call for a list what the other
+    makes in a loop: ``_foreach_add_`` and as many ``add_``, as optimizers do on a GPU and on a CPU."""
+    turned = len(mine) > 1
+    whole, single = (1, 0) if turned else (0, 1)
+    (call, *more), calls = (theirs, mine) if turned else (mine, theirs)
+    sides = flows[whole].side, flows[single].side
+    name = sides[0].head_of[call].name.rpartition(".")[2]
+    looped = {sides[1].head_of[op].name.rpartition(".")[2] for op in calls}
+    if more or not name.startswith(_LISTS) or looped != {name.removeprefix(_LISTS)}:
+        return None
+    rows = dict(zip(sides[0].suffixes(call), sides[0].rows(call), strict=True))
+    found: tuple[Rows, Rows] = [], []
+    for index, op in enumerate(calls):
+        for argument, row in zip(sides[1].suffixes(op), sides[1].rows(op), strict=True):
+            # A number that the list shares goes with the first call's.
+            listed = rows.get(f"{argument}.{index}", None if index else rows.get(argument))
+            if listed is not None:
+                pair = (row, listed) if turned else (listed, row)
+                found[sides[1].roles[row] == OUTPUT].append(pair)
+    return found if len(found[1]) == len(calls) else None
 
 
 def _may_be_turned(flows: tuple[Flow, Flow], row: int, other: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from twinprobe._align.links import RULE, Pairs, from_partners, needs_help
 from twinprobe._runs.names import BACKWARD, OPTIMIZER, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
+from twinprobe._runs.table import OUTPUT
 
 # Which mappings a user can ask for.
 
@@ -120,18 +121,30 @@ _WORDS = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
 def match_updates(target: Run, golden: Run, names: Mapping[str, str] | None = None) -> Pairs:
     """Pair what the optimizers of two frameworks did: by parameter, by the optimizer's place among all, and by step.
 
-    ``names`` are golden's names of the target's parameters where they are known to be others.
+    ``names`` are golden's names of the target's parameters where they are known to be others. What is left over in the
+    same module, and is the only parameter of its shape there, has another name as well (``cls``, ``cls_token``).
     """
-    sides = []
+    sides, places = [], []
     for run, known in ((target, names or {}), (golden, {})):
         kinds: dict[str, int] = {}  # Momentum here is SGD there: the first belongs to the first
-        keys = []
-        for op in run.ops:
+        keys, alike = [], []
+        shapes = dict(run.table.filter(run.table["role"] == OUTPUT).select("op", "shape").iter_rows())
+        for number, op in enumerate(run.ops):
             name, kind, step, _ = op.removeprefix(OPTIMIZER).rsplit(".", 3)
             path, _, word = known.get(name, name).rpartition(".")
-            keys.append(f"{path}.{_WORDS.get(word, word)} {kinds.setdefault(kind, len(kinds))} {step}")
-        sides.append(row_keys(run, keys))
-    return _join(*sides)
+            which = f"{kinds.setdefault(kind, len(kinds))} {step}"
+            keys.append(f"{path}.{_WORDS.get(word, word)} {which}")
+            alike.append(f"{path} {shapes.get(number)} {which}")
+        sides.append(keys)
+        places.append(alike)
+    alone = []
+    for keys, alike, there in zip(sides, places, (set(sides[1]), set(sides[0])), strict=True):
+        rest = [(place, key) for place, key in zip(alike, keys, strict=True) if key not in there]
+        often = Counter(place for place, _ in rest)
+        alone.append({place: key for place, key in rest if often[place] == 1})
+    renamed = {key: alone[1][place] for place, key in alone[0].items() if place in alone[1]}
+    sides[0] = [renamed.get(key, key) for key in sides[0]]
+    return _join(row_keys(target, sides[0]), row_keys(golden, sides[1]))
 
 
 def _join(target: Sequence[str], golden: Sequence[str]) -> Pairs:

@@ -72,10 +72,11 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
         if jobs[0].session is None:  # one pair, done at once in this process
             summary = _carry_out(jobs[0], lambda done, total: advance("MiB", done, total))[0].summary
             return Outcome([summary], [*lost, *summary.lost], notes)
-        from twinprobe._compare.steps import add_steps
+        from twinprobe._compare.steps import add_steps, follow_steps
 
         conclusion = partial(conclude, request, jobs, notes=notes, lost=lost)
         gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=conclusion)
+        follow_steps(jobs, gathered.results, lambda job: _carry_out(job)[0])
         outcome = conclusion(gathered)
         add_steps(request, jobs, gathered, outcome)
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
@@ -206,7 +207,7 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     elif session is not None:
         measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
     request = job.request
-    options = Options(match, request.thresholds, progress, measure, _noise_run(job), request.isolate)
+    options = Options(match, request.thresholds, progress, measure, _noise_run(job), request.isolate, job.before)
     if job.ranks is not None:
         from twinprobe._compare.whole import compare_whole, whole_files
 
@@ -362,10 +363,13 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outco
     jobs, notes, lost = plan(request)
     jobs = [job for job in jobs if job.target.name != OPTIMIZER_FILE]  # which is no rank of its own
     prepare_folder(request.output)
+    from twinprobe._compare.steps import follow_steps
+
     with arranged(request, jobs, "diff_analyze") as (jobs, remarks):
         notes += remarks
         conclusion = partial(conclude, request, jobs, notes=notes, lost=lost)
         gathered = run_all(analyze_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=conclusion)
+        follow_steps(jobs, gathered.results, lambda job: _analyze(job)[0])
         outcome = conclusion(gathered)
         outcome.findings = []  # each step has its own here
         outcome.calls = [result.file for result in gathered.in_order() if result.file is not None]

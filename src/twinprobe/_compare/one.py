@@ -20,6 +20,7 @@ from twinprobe._judge.flow import PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._runs.names import LAYERS
 from twinprobe._runs.run import (
     DIGESTS,
     OPTIMIZER_FILE,
@@ -34,6 +35,7 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
+from twinprobe._runs.table import STATS
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -118,6 +120,8 @@ class Options:
     """A third run that shows how far healthy runs of the golden program are apart."""
     isolate: Isolate | None = None
     """How suspects are run again from their own inputs: given from above, since only that room imports a framework."""
+    before: tuple[Path, Path] | None = None
+    """Both runs of the step before, which agree: parameters may be as far apart as these left them."""
     reorder: Reorder | None = None
     """Which tensors are to be read in another order, once they are measured: pieces that ranks hold."""
 
@@ -160,6 +164,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     evidence.other_layout = target.arrangement != golden.arrangement
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
+    left = np.zeros(0, dtype=bool) if options.before is None else _left_before(target, golden, evidence, options)
+    if left.any():
+        evidence.noise = np.fmax(
+            np.where(left, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
+        )
     judged = judge(target, evidence, options.thresholds)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)
@@ -174,7 +183,35 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
             target.settings |= {ADAPTIVE_RATE: rate, ONE_PROCESS: 1}
             judged = judge(target, evidence, options.thresholds)
             summary = _summarise(mode, target, golden, evidence, judged, pairs)
-    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, evidence.pairs, options))
+    if left.any():
+        worst = float(np.nanmax(evidence.deviation.error[left]))
+        note = f"step {target.step} begins with parameters as far apart as the step before, which agrees, left them"
+        note += f" (worst {100 * worst:.2g}%)"
+        summary = replace(summary, notes=[*summary.notes, note])
+    summary = _with_updates(summary, target, golden, evidence.pairs, options)
+    if LAYERS in target.settings and LAYERS in golden.settings:
+        from twinprobe._judge.layer_settings import with_layer_settings
+
+        summary = with_layer_settings(summary, target, golden, evidence.pairs)
+    return Comparison(target, golden, evidence, judged, summary)
+
+
+def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options) -> NDArray[np.bool_]:
+    """Rows of parameters that differ as the optimizers of the step before left them."""
+    from twinprobe._compare.updates import parameter_matcher, written_values
+
+    assert options.before is not None
+    files = [run.parent / OPTIMIZER_FILE for run in options.before]
+    if not all(file.is_file() for file in files):
+        return np.zeros(0, dtype=bool)
+    pairs = evidence.pairs
+    try:
+        written = written_values(open_both(files[0], files[1]), parameter_matcher(target, golden, pairs))
+    except TwinProbeError:
+        return np.zeros(0, dtype=bool)
+    values = zip(*(pairs[f"{side}_{stat}"] for side in "tg" for stat in STATS), strict=True)
+    apart = np.nan_to_num(evidence.deviation.error) > 0
+    return np.array([value in written for value in values], dtype=bool) & apart & ~evidence.deviation.nonfinite
 
 
 def not_compared(folder: Path) -> str:
@@ -188,7 +225,7 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
     known = [file.is_file() for file in files]
     if not any(known):
         return summary
-    from twinprobe._compare.updates import add_little, join_updates, parameter_matcher
+    from twinprobe._compare.updates import add_little, join_updates, parameter_matcher, settings_without_effect
 
     if not all(known):
         ranks = bool(target.arrangement or golden.arrangement)  # then updates are compared on their own
@@ -206,7 +243,9 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         compared = compare_runs(*updates, Options(match, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
-    return join_updates(summary, compared.summary, (target, golden), updates)
+    joined = join_updates(summary, compared.summary, (target, golden), updates)
+    note = settings_without_effect(updates) if joined.first is None else ""
+    return replace(joined, notes=[*joined.notes, note]) if note else joined
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

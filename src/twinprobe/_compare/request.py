@@ -89,6 +89,8 @@ class Job:
     """The ranks of both sides, where they are put together: then the two paths name no files of their own."""
     steps: tuple[tuple[Path, ...], tuple[Path, ...]] | None = None
     """The runs of all steps of both sides, where their tokens are compared as one."""
+    before: tuple[Path, Path] | None = None
+    """The runs of the step before, where these agree: what it left in the parameters is no difference of this one."""
 
     @property
     def name(self) -> str:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import isnan
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.rows import spelled
+from twinprobe._compare.one import Comparison
 from twinprobe._compare.ranks import Gathered
-from twinprobe._compare.request import Job, Outcome, Request
+from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.search import OUTSIDE
+from twinprobe._judge.search import OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._judge.steps import (
     APART,
     KINDS,
@@ -36,6 +39,8 @@ from twinprobe._runs.sketches import ROW, Rows
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR, VALUE
 from twinprobe._runs.watch import MISSING, Watched, read_watch, watch_files
 from twinprobe.errors import BadInput, NothingToCompare
+
+Compared = TypeVar("Compared", RankOutcome, Comparison)
 
 
 def compare_steps(
@@ -73,6 +78,22 @@ def compare_steps(
         first = replace(first, sentence=f"rank {first.rank}: {first.sentence}{more}")
     notes = [note for side in sides for rank in common for note in side[rank].notes]
     return StepsComparison(str(target), str(golden), first, trends, [*notes, *(n for one in trends for n in one.notes)])
+
+
+def follow_steps(jobs: Sequence[Job], results: dict[int, Compared], compare: Callable[[Job], Compared]) -> None:
+    """Compare those steps again, in their order, that begin with parameters that differ after a step that agrees.
+
+    Noise of a step stays in the parameters, however large it is: TF32 against float32, say. Known by what the step
+    before wrote, it is inherited. ``results`` are replaced, by the numbers of their jobs.
+    """
+    order = sorted(results, key=lambda at: (jobs[at].key.graph_mode, jobs[at].key.rank, jobs[at].key.step))
+    for before, at in pairwise(order):
+        earlier, job = jobs[before], jobs[at]
+        if (earlier.key.rank, earlier.key.graph_mode) != (job.key.rank, job.key.graph_mode) or job.ranks or job.steps:
+            continue
+        agreed, first = results[before].summary.first is None, results[at].summary.first
+        if agreed and first is not None and first.begins == PARAMETER_DIFFERS and earlier.key.step < job.key.step:
+            results[at] = compare(replace(job, before=(earlier.target, earlier.golden), session=None))
 
 
 def run_watched(request: Request) -> Outcome:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
@@ -38,9 +39,13 @@ if TYPE_CHECKING:
 
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
+_FROM_OUTSIDE = " comes from outside and differs"
+_NOT_OF_THE_PASS = ", though the gradients of this step's backward pass agree"
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
+_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
+_ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
 
 
@@ -66,19 +71,48 @@ def rate_of_noise(files: Sequence[Path]) -> float:
     An optimizer's eps is left out: frameworks mean different things by it.
     """
     rates: list[float] = []
-    settings: list[dict[str, set[float]]] = []
     for file in files:
         rate = adaptive_rate([file]) if file.is_file() else None
         if not rate:
             return 0.0
         rates.append(rate)
-        table, found = open_run(file).table, dict[str, set[float]]()
-        for key, value in zip(table["name"].str.extract(_SETTING), table["max"], strict=True):
-            if key is not None:
+    runs = open_run(files[0]), open_run(files[1])
+    return 0.0 if _other_settings(runs, _SETTING) else min(rates)
+
+
+def _other_settings(runs: tuple[Run, Run], names: str) -> dict[str, tuple[list[float], list[float]]]:
+    """The settings with these names that both runs have, where their values differ: all values of each run."""
+    values: list[dict[str, set[float]]] = [{}, {}]
+    for run, found in zip(runs, values, strict=True):
+        for key, value in zip(run.table["name"].str.extract(names), run.table["max"], strict=True):
+            if key is not None and value is not None and isfinite(value):
                 found.setdefault(key, set()).add(value)
-        settings.append(found)
-    shared = settings[0].keys() & settings[1].keys()
-    return min(rates) if all(settings[0][key] == settings[1][key] for key in shared) else 0.0
+    mine, golden = values
+    return {key: (sorted(mine[key]), sorted(golden[key])) for key in mine if mine[key] != golden.get(key, mine[key])}
+
+
+def settings_without_effect(runs: tuple[Run, Run]) -> str:
+    """A note on settings that differ while the updates agree: 16 bits, or few steps, show no small one. Else empty."""
+    if runs[0].framework != runs[1].framework or _classes(runs[0]) != _classes(runs[1]):
+        return ""  # the same number means something else
+    words = [
+        f"{key} {', '.join(f'{value:g}' for value in mine)} against {', '.join(f'{value:g}' for value in golden)}"
+        for key, (mine, golden) in _other_settings(runs, _ANY_SETTING).items()
+        if key != "step"
+    ]
+    return f"settings of the optimizers differ, with no effect seen so far: {'; '.join(words)}" if words else ""
+
+
+def written_values(runs: tuple[Run, Run], match: Callable[[Run, Run], Pairs]) -> set[tuple[float, ...]]:
+    """What the optimizers of both runs wrote, by parameters: max, min, mean and norm, the target's and golden's."""
+    pairs = match(*runs)
+    matched = (pairs.target >= 0) & (pairs.golden >= 0)
+    sides = []
+    for run, rows in ((runs[0], pairs.target[matched]), (runs[1], pairs.golden[matched])):
+        table = run.table.select("role", *STATS)[rows.tolist()]
+        sides.append([(role, *numbers) for role, *numbers in table.iter_rows()])
+    both = zip(*sides, strict=True)
+    return {(*mine, *golden) for (role, *mine), (_, *golden) in both if role == OUTPUT and None not in mine}
 
 
 def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged) -> str:
@@ -182,8 +216,12 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
         back = (at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS))
         earlier = first.op in target.ops[: next(back, 0)]
     update = updates.first
-    if target.framework == golden.framework and (update is None or update.op.startswith(TOTAL_NORM)):
-        update = _updated_in_one_run(*update_runs) or update
+    if target.framework == golden.framework:
+        if update is None or update.op.startswith(TOTAL_NORM):
+            update = _updated_in_one_run(*update_runs) or update
+    else:  # a parameter may lack its counterpart for its name alone
+        both = (one for one in (updates.first, *updates.others) if one is not None)
+        update = next((one for one in both if one.begins not in (MISSING, EXTRA)), None)
     if update is not None and update.begins not in (ARGUMENT, MISSING, EXTRA):
         # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
         # nothing, nor do those that are as far off in a run that agrees.
@@ -195,9 +233,29 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
     summary = replace(summary, results=[*summary.results, *updates.results])
     if update is None or earlier:
         return summary
-    # A setting differs for all parameters alike: it is reported once.
-    others = [replace(other, order=NONE) for other in updates.others if _unsized(other) != _unsized(update)]
+    given = update.begins == OUTSIDE and update.argument == "input.0" and not update.op.startswith(TOTAL_NORM)
+    if given and first is None and _FROM_OUTSIDE in update.sentence:
+        passed = any(result.name == PARAMETER_GRADIENTS for result in summary.results)
+        factor = _factor(update)
+        cause = f": {factor:.4g} x golden's" if factor else ": is zero_grad missing?" if passed and target.step else ""
+        words = "the optimizer is given another gradient" + (_NOT_OF_THE_PASS if passed else "")
+        update = replace(update, sentence=f"{update.argument}: {words}{cause}{size_words(update)}")
+    # A setting differs for all parameters alike, as do gradients that were kept: it is reported once.
+    others = [
+        replace(other, order=NONE) for other in updates.others
+        if _unsized(other) != _unsized(update) and not (given and other.begins == OUTSIDE)
+    ]  # fmt: skip
     return replace(summary, first=replace(update, order=NONE, module=IN_OPTIMIZER), others=others)
+
+
+def _factor(update: Divergence) -> float | None:
+    """By what a gradient is scaled as a whole: its extremes and its norm alike."""
+    ratios = []
+    for name in ("max", "min", "norm"):
+        with suppress(KeyError, ValueError, ZeroDivisionError):
+            ratios.append(float(update.target_values[name]) / float(update.golden_values[name]))
+    alike = len(ratios) == 3 and np.allclose(ratios, ratios[-1], rtol=_SAME_MEAN, atol=0.0)
+    return ratios[-1] if alike else None
 
 
 def _unsized(divergence: Divergence) -> str:

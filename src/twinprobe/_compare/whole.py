@@ -16,27 +16,31 @@ from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
-from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
-from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT, product_types
+from twinprobe._compare.updates import (
+    SCALE_OF_LOSS,
+    adaptive_rate,
+    micro_mean,
+    noise_of_steps,
+    silent_parts,
+)
+from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
-from twinprobe._layout.found_layout import contradictions, find_layout, unlike_types, with_experts
-from twinprobe._layout.layout import Layout, given_layout, read_sizes
+from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, unlike_types
+from twinprobe._layout.layout import Layout, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
-    REDUCTION,
     RankDump,
     calls_per_module,
+    gradient_precision,
     gradients_of,
     holds_shards,
     micro_batches,
     open_ranks,
     passes_of,
     recorded_world,
-    reduced_types,
-    token_shape,
     without_functions,
     without_recomputation,
 )
@@ -53,11 +57,11 @@ _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
 _MOST_WORDS = 64  # values that ranks were given
 _ON_RANKS = "differs on rank"
-_SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
+_SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
+_SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a bias that shows
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
-_GIVEN = "as given"  # how a layout is known
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -173,7 +177,9 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     found = _compared(job, options)
     if not all(side.files(file) for side in job.ranks for file in _LABELS):
         return found
-    return _without_scale(found, job, options) if job.target.name == DUMP else _without_noise(found, job, options)
+    if job.target.name != DUMP:
+        return _without_noise(found, job, options)
+    return _other_weight(_without_scale(found, job, options), job, options)
 
 
 def _compared(job: Job, options: Options) -> Comparison:
@@ -181,7 +187,7 @@ def _compared(job: Job, options: Options) -> Comparison:
     match = options.match
     if job.target.name == OPTIMIZER_FILE:
         match = match_names  # parameters have one name on every rank, but no order
-        precisions = [_gradient_precision(side) for side in job.ranks]
+        precisions = [gradient_precision(side.files(DUMP).values()) for side in job.ranks]
         runs[0].settings[PRODUCT_PRECISION] = max(precision for precision, _ in precisions)
         runs[0].settings[SILENT] = silent_parts(next(iter(job.ranks[1].files(DUMP).values()), Path()))
         if precisions[0][1] != precisions[1][1]:
@@ -225,8 +231,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     summary, first = comparison.summary, comparison.summary.first
     if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
         return comparison
-    updates = replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
-    given = _compared(updates, replace(options, noise=None)).summary
+    given = _compared(_updates_of(job), replace(options, noise=None)).summary
     agree = given.first is None and bool(given.results) and all(result.agrees for result in given.results)
     micro = [run.micro if isinstance(run, Whole) else 1 for run in (comparison.target, comparison.golden)]
     if not agree and (summary.others or not micro_mean(comparison.evidence.pairs, first.op, micro)):
@@ -235,6 +240,34 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
     notes = [*summary.notes, f"{first.row} is scaled{said}"]
     return replace(comparison, summary=replace(summary, first=None, others=[], results=kept, notes=notes))
+
+
+def _other_weight(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison with a parameter that differs before the first step, if optimizers tell it: in 16 bits no result
+    of the pass itself may be farther off than noise."""
+    summary, pairs, judged = comparison.summary, comparison.evidence.pairs, comparison.judged
+    differs = (judged.state == DIFFERS) & (judged.calls.role == PARAMETER)
+    if summary.first is not None or comparison.target.step != 0 or not differs.any():
+        return comparison
+    update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
+    if update is None or update.argument != "parameters.before":
+        return comparison
+    known = bare_path(update.op.removeprefix(OPTIMIZER).rsplit(".", 3)[0])
+    for row in np.flatnonzero(differs).tolist():
+        op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
+        module = bare_path(parse_op(op).body) if op else ""
+        if f"{module}.{name}" == known:
+            said = update.sentence.partition("; ")[0].replace("parameters.before", f"parameters.{name}")
+            own = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{pairs['t_name'][row]}: ")]
+            first = _moved(update, op, f"parameters.{name}", pairs["g_name"][row], row, module, "; ".join([said, *own]))
+            notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
+            return replace(comparison, summary=replace(summary, first=first, notes=notes))
+    return comparison
+
+
+def _updates_of(job: Job) -> Job:
+    """The same ranks, and what their optimizers saw."""
+    return replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
 
 
 def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
@@ -274,25 +307,6 @@ def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
     return f"{name}: ranks {ranks} have the gradients of their own backward passes: nothing has reduced them"
 
 
-def _gradient_precision(side: StepRanks) -> tuple[float, str]:
-    """The epsilon of the coarsest type in which the ranks of a step compute gradients; 0 where it is not known.
-
-    They come from matrix products, and go through collectives: hooks that compress them (of DDP) take a type of 16
-    bits, which is told as well if it is coarser than that of the products. layout.json names it, and so do recorded
-    collectives.
-    """
-    for file in side.files(DUMP).values():
-        with suppress(TwinProbeError):
-            table = open_run(file).table
-            products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
-            reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
-            types = {*reduced["dtype"].unique().to_list(), *reduced_types(file.parent / LAYOUT_FILE)}
-            dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in types}
-            coarsest = max(dtypes, default=0.0)
-            return max(products, coarsest), dtypes[coarsest] if coarsest > products else ""
-    return 0.0, ""
-
-
 def open_wholes(
     sides: tuple[StepRanks, StepRanks], name: str, texts: tuple[str, ...]
 ) -> tuple[list[Run], list[str], list[str]]:
@@ -309,7 +323,7 @@ def open_wholes(
     lost += wrong if name == DUMP else []
     for at, side in enumerate(sides):
         if name == DUMP:
-            facts = contradictions(layouts[at], opened[at], single[1 - at]) if hows[at] == _GIVEN else []
+            facts = contradictions(layouts[at], opened[at], single[1 - at]) if hows[at] in (GIVEN, AS_MEANT) else []
             lost += [f"{side.root}: layout {layouts[at]}: {fact}" for fact in facts]
             notes += unlike_types(opened[at], layouts[at], single[1 - at])
     micro = _micro_batches(opened, layouts)
@@ -539,7 +553,8 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
         if call == first and run.path.name != OPTIMIZER_FILE and not (rows & (role == PARAMETER)).any():
             rows |= own & (role == INPUT)
         asked |= dict.fromkeys(np.flatnonzero(rows).tolist(), bool((own & (role == INPUT)).any()))
-    if run.path.name == OPTIMIZER_FILE:  # parameters that differ before a step come first, wherever they stand
+    # Parameters that differ before a step come first; before the first one of all, nothing has made noise of them.
+    if run.path.name == OPTIMIZER_FILE or (not suspects and run.step == 0):
         asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)
     for row, inherited in asked.items():
         for whole, side, other, its in sides:
@@ -561,27 +576,25 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
         texts = (texts[0], "") if many == [0] else ("", texts[0])
     layouts, hows, wrong = list[Layout](), [], []
     for at, side in enumerate(sides):
-        text, where = texts[at] if at < len(texts) else "", str(side.root)
-        how, (layout, mistake) = _GIVEN, given_layout(text, side.world, where)
-        if side.world == 1:
-            layout, how = Layout(1, 1, 1), ""
-        elif layout is None or layout.ep > 1:
-            other, ranks = sides[1 - at], open_ranks(side.files(DUMP), [])
-            alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
-            if layout is None:
-                layout, how = find_layout(ranks, alone, side.world, where, _words_of(other), mistake)
-            layout = with_experts(layout, ranks, alone) if how == _GIVEN else layout
+        text, other = texts[at] if at < len(texts) else "", sides[1 - at]
+        layout, how, mistake = Layout(1, 1, 1), "", None
+        if side.world > 1 or text:
+            near = _readable(other)
+            alone, beside = (near, None) if other.world == 1 else (None, near)
+            ranks = open_ranks(side.files(DUMP), [])
+            layout, how, mistake = find_layout(ranks, alone, side.world, str(side.root), beside, text)
         layouts.append(layout)
         hows.append(how)
-        wrong += [f"{mistake}; compared as {layout}{f' ({how})' * bool(how)}"] if mistake else []
+        told = how if not layout.known else f"compared as {layout}{f' ({how})' * bool(how)}"
+        wrong += [f"{mistake}; {told}"] if mistake else []
     return layouts, hows, wrong
 
 
-def _words_of(side: StepRanks) -> tuple[int, ...] | None:
-    """The shape of the words that the first readable rank was given, where there are several."""
-    for file in side.files(DUMP).values() if side.world > 1 else ():
+def _readable(side: StepRanks) -> Run | None:
+    """The run of the first rank whose dump can be read."""
+    for file in side.files(DUMP).values():
         with suppress(TwinProbeError):
-            return token_shape(open_run(file))
+            return open_run(file)
     return None
 
 

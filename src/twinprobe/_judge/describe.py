@@ -29,7 +29,7 @@ from twinprobe._judge.search import (
     golden_inputs,
     other_modules,
 )
-from twinprobe._judge.verdicts import RULES, Evidence, Judged
+from twinprobe._judge.verdicts import PASS, RULES, Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, OPTIMIZER, parse_op
 from twinprobe._runs.run import TENSORS, Run
@@ -336,7 +336,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         from_outside=_from_outside(judged.flow, beginning),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
-        kept=_kept_gradient(target, golden, pairs, judged.flow, beginning),
+        kept=_kept_gradient(target, golden, pairs, judged, beginning),
     )
     found = statistic_kinds(suspect)
     if evidence.mode == TENSORS:
@@ -425,11 +425,10 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
     return [golden.ops[op] for op in ops[:8]]
 
 
-def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, beginning: Beginning) -> str:
-    """What speaks for an earlier pass's gradient in what an optimiser reads, or clipping before it: sketches add up.
-
-    Empty where nothing does, and where the gradient is merely scaled: in proportion to golden's.
-    """
+def _kept_gradient(target: Run, golden: Run, pairs: Any, judged: Judged, beginning: Beginning) -> str:
+    """What speaks for an earlier pass's gradient in what an optimiser or clipping reads: sketches add up. Empty where
+    nothing does, and where the gradient is merely scaled: in proportion to golden's."""
+    flow = judged.flow
     if flow is None or beginning.cause != OUTSIDE or not (flow.updates | flow.clips)[beginning.call]:
         return ""
     rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0) & (flow.of_row < beginning.call))
@@ -446,7 +445,7 @@ def _kept_gradient(target: Run, golden: Run, pairs: Any, flow: Flow | None, begi
             return f"still holds the gradient of an earlier pass, {pairs['t_name'][row]}"
     # The pass of a step before is not in this dump.
     own = int(flow.golden_source[beginning.row])
-    given = own != NONE and flow.role[own] == GRADIENT and flow.marks[0][own] == flow.marks[1][own]
+    given = own != NONE and flow.role[own] == GRADIENT and judged.verdict[own] == PASS
     return f"is not what the pass of this step gave, {pairs['t_name'][own]}" if given and target.step > 0 else ""
 
 
@@ -459,11 +458,11 @@ def _sketches(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
 def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | None:
     if row[f"{side}_row"] is None:
         return None
-    kind = row[f"{side}_kind"]
-    facts: dict[str, Any] = {}
+    kind, facts = row[f"{side}_kind"], dict[str, Any]()
     if kind == TENSOR:
         facts = {stat: row[f"{side}_{stat}"] for stat in STATS}
-        if sketches is not None and sketches["flags"][number]:
+        single = ";" not in str(row[f"{side}_name"])  # several tensors compared as one have no sketch of their own
+        if sketches is not None and sketches["flags"][number] and single:
             found = sketches[number]
             facts |= {"zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"])}
             if row.get("turn") is None:  # a sketch tells elements apart by their place

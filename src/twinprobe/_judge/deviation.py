@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
-from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import RUNNING_MEAN, RUNNING_VARIANCE, Family, is_smooth, operation_of
+from twinprobe._judge.flow import Flow
+from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
-from twinprobe._runs.names import CONTAINERS, FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, PARAMETER, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
+from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,7 +39,7 @@ _MANY = 64  # elements of a size: rounding a single one that outweighs the other
 # tensor (an update's size, as Adafactor and clipping do) is as far off as float32 rounds over a few operations.
 _LAST_DIGITS = 64 * 2.0**-23
 WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
-_BETWEEN = 8.0  # roundings that code between recorded calls may add
+COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -364,7 +363,7 @@ class Values:
 def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
     """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
     own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
-    norm = np.where((flow.role == PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
+    norm = np.where(pairs["g_row"].is_null().to_numpy(), own, norm)  # what one run alone has is as large as it is there
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
     amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])
@@ -376,9 +375,11 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
         rms = norm / np.sqrt(np.maximum(elements, 1))
         # An error against nothing: the target's own size is the distance.
         distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
-        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them.
+        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them. Of infinities
+        # the rest is known: sketches and errors of tensors leave them out.
         filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
         masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
+        masked &= np.isfinite(filled[1]) | ~np.isfinite(error)
         distance = np.where(masked & (error != 0), np.nan, distance)
         top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
         norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)
@@ -389,211 +390,3 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
     grain = np.empty_like(epsilon)
     grain[order] = np.maximum.accumulate(np.fmax(epsilon[order], 2.0**-52))
     return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0), grain)
-
-
-# How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
-_DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
-# Optimisers that divide by the size of a gradient (Adam, RMSprop) move an element by a whole step where its gradient is
-# noise, so single parameters drift far more than most: by so many epsilons a step, no further than this share of a
-# usual parameter.
-_DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
-COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
-
-
-def drift_of(
-    pairs: pl.DataFrame, flow: Flow, values: Values, step: int, settings: Mapping[str, Any]
-) -> tuple[float, float]:
-    """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
-
-    In training, rounding errors of every step stay in the parameters, in nearly all that are trained, as modules read
-    them and as optimizer.json has them before its step.
-    """
-    trained = (pairs["t_requires_grad"].fill_null(value=True)).to_numpy()
-    epsilon = float(values.epsilon.max(initial=0.0))
-    known = flow.parameter & (values.epsilon > 0) & (~flow.spread(flow.updates) | (flow.role == PARAMETER))
-    moved = known & (values.error > 0)
-    if step == 0 or not moved.any():
-        return 0.0, 0.0
-    typical, coarse = float(np.median(values.error[moved])), epsilon > COARSE
-    few = 2 * (moved & trained).sum() < (known & trained).sum()  # the others are the same to the last bit
-    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]) or (coarse and few):
-        return 0.0, 0.0
-    # A plain optimizer, such as SGD, moves no element further than its gradient.
-    single = _DRIFT if settings.get(ADAPTIVE_RATE) == 0.0 else _DRIFTED
-    return typical, max(typical, min(single * epsilon * abs(step), _DRIFTED_END[coarse]))
-
-
-_FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them
-
-
-def single_updates(pairs: pl.DataFrame, flow: Flow, values: Values, rate: Floats, allowed: Floats) -> Floats:
-    """How far the updates of a few parameters may be off that Adam and its kin made, in optimizer.json, as a distance.
-
-    A part of a gradient may be zero in theory (the keys in a fused bias), and its elements move by the rate. Sketches
-    show it; where there are none (else ``rate`` is 0), a wrong optimizer shows in most of its updates.
-    """
-    call = np.maximum(flow.of_row, 0)
-    adapted = (rate[call] > 0) & (flow.of_row >= 0) & (values.epsilon > 0)
-    updated = adapted & (flow.role == OUTPUT)
-    off = updated & (values.distance > allowed)
-    noisy = (values.error[adapted & (flow.role == INPUT)] > 0).any()
-    if not off.any() or not noisy or off.sum() > _FEW_UPDATES * updated.sum():
-        return np.zeros(len(allowed))
-    before = np.zeros(len(flow.ops), dtype=np.int64)
-    held = np.flatnonzero(adapted & (flow.role == PARAMETER))
-    before[flow.of_row[held]] = held
-    still = [
-        np.all([pairs[f"{side}_{stat}"].to_numpy() == pairs[f"{side}_{stat}"].to_numpy()[before[call]]
-                for stat in STATS], axis=0) for side in "tg"
-    ]  # fmt: skip
-    return np.where(off & (still[0] == still[1]), 2 * rate[call] * np.sqrt(values.elements), 0.0)
-
-
-def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
-    """Errors, with those that a normalisation hides from statistics.
-
-    Whatever comes in, it gives rows of one norm and mean, and where a part of a batch is wrong, the extremes may lie in
-    another. What is known of its output is the error that came in, until the next call shows what became of it.
-    """
-    normed = flow.each_call(lambda op: op.direction == FORWARD and operation_of(op).family == Family.NORM)
-    inputs = flow.first_inputs(normed)
-    came = np.zeros(len(flow.ops) + 1)
-    came[flow.of_row[inputs]] = np.nan_to_num(error[inputs], posinf=0.0)
-    made = by_statistics & (flow.role == OUTPUT) & flow.spread(normed) & (error != 0)
-    grown = np.where(made, np.fmax(error, came[flow.of_row]), error)
-    source = np.maximum(flow.source, 0)
-    read = by_statistics & (flow.source != NONE) & made[source]
-    hidden: Floats = np.where(read, np.fmax(grown, grown[source]), grown)
-    return hidden
-
-
-def of_few(pairs: pl.DataFrame, values: Values) -> Floats:
-    """After a step of training, how far apart values are if few elements differ, as their means tell.
-
-    Adam moves a parameter's elements by whole steps where their gradients are noise: max, min and norm do not see it,
-    and the mean sees it once in so many elements. The means of 16-bit values are rounded too coarsely to tell.
-    """
-    means = [pairs[f"{side}_mean"].to_numpy().astype(np.float64) for side in "tg"]
-    with np.errstate(invalid="ignore"):
-        gap = np.abs(means[0] - means[1]) - 2 * values.epsilon * np.abs(means[1])
-    gap = np.where(values.epsilon < COARSE, np.nan_to_num(gap, posinf=0.0), 0.0)
-    found: Floats = np.maximum(gap, 0.0) * values.elements
-    return found
-
-
-def of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
-    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
-    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
-    mean, variance = (
-        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
-        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
-    )
-    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
-    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
-    error, rms = np.zeros((2, len(flow.ops) + 1))
-    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
-    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
-    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
-    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
-
-
-def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
-    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
-    further apart than noise comes: scores that were masked out are no longer there to choose."""
-    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
-    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
-    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
-    unsure[flow.of_row[inputs & far]] = False
-    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
-    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
-    return flips
-
-
-def hidden_drift(pairs: pl.DataFrame, flow: Flow, furthest: float) -> Floats:
-    """How far off, relatively, a call may be because of parameters that nobody sees drift: of modules that show their
-    parts in one run alone, the other being compiled."""
-    if not furthest:
-        return np.zeros(len(flow.ops))
-    paired = bools(pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
-    around: dict[bool, set[str]] = {True: set(), False: set()}  # modules around what is paired, and what is alone
-    for side in "tg":
-        bodies = pairs[f"{side}_name"].str.extract(rf"^(?:{'|'.join(sorted(CONTAINERS))})\.(.*)\.[^.]+\.forward\.")
-        alone = bools(pairs[f"{side}_role"] == PARAMETER) & ~paired
-        for known, rows in ((True, paired), (False, alone)):
-            for body in bodies.filter(rows).drop_nulls().unique().to_list():
-                parts = body.split(".")
-                around[known] |= {".".join(parts[:end]) for end in range(1, len(parts))}
-    hidden = around[False] - around[True]
-    return np.where(flow.each_call(lambda op: op.is_module and op.body in hidden), furthest, 0.0)
-
-
-def arrived(flow: Flow, values: Values, few: Floats) -> Floats:
-    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
-
-    ``few``: see ``of_few``.
-    """
-    count = len(flow.ops)
-    # What lies under a mask was not compared.
-    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
-    error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
-    given, entered = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
-    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
-    known = ~np.isnan(values.error)
-    unseen, closed = np.ones((2, count), dtype=bool)
-    unseen[flow.of_row[outputs & known]] = False
-    closed[flow.of_row[inputs & known]] = False
-    inner = np.flatnonzero(flow.parent >= 0)
-    for call in inner[unseen[flow.parent[inner]]].tolist():
-        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
-    so_far = np.zeros(count)
-    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
-    owner = flow.parent[order]
-    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
-    scopes = list(zip(edges, [*edges[1:], count], strict=True))
-    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
-        members = order[begin:end]
-        around = int(owner[begin])
-        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
-        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
-        so_far[members] = reached[:-1]
-    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
-    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
-    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
-    return distance
-
-
-def gave_inside(flow: Flow, values: Values) -> Floats:
-    """For outputs of a call that holds others: what those gave, as a distance."""
-    count = len(flow.ops)
-    error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
-    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
-    given, held = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    inner = np.flatnonzero(flow.parent >= 0)
-    np.maximum.at(held, flow.parent[inner], given[inner])
-    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
-    return passed
-
-
-# Numbers in words.
-
-
-_FEW = 32  # elements: two samples of pure noise differ widely below this
-
-
-def pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
-    """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
-    import polars as pl
-
-    noise = np.nan_to_num(measured)
-    few = values.elements < _FEW
-    if not few.any():
-        return noise
-    kinds = pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#")
-    frame = pl.DataFrame({"kind": kinds, "noise": noise})
-    largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
-    return np.where(few, largest, noise)

@@ -131,6 +131,21 @@ class Flow:
         rows = np.flatnonzero((self.role == INPUT) & self.spread(calls))
         return rows[np.unique(self.of_row[rows], return_index=True)[1]]
 
+    @property
+    def keeps(self) -> Bools:
+        """Calls of an optimiser whose results stay: what it writes in place. What it computes on the way, by whatever
+        formula, it forgets. Where nobody saw it write, all of its calls."""
+        kept: Bools = self.updates & self.in_place
+        return kept if kept.any() else self.updates
+
+    @property
+    def turns(self) -> tuple[Ints, Bools]:
+        """The place of each call in an optimiser that takes one parameter after another (NONE for other calls), and
+        the calls that write to a parameter, with which a turn ends."""
+        writes = np.zeros(len(self.ops), dtype=bool)
+        writes[self.of_row[self.parameter & self.spread(self.updates & self.in_place)]] = True
+        return np.where(self.updates, np.cumsum(writes) - writes, NONE), writes
+
     def parents_of(self, call: int) -> list[int]:
         """The calls around a call, the innermost first."""
         around: list[int] = []
@@ -470,7 +485,8 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)]
     between = (after // span == place[calls]) & ~flow.updates[calls]
     unread[rows[between & (~forward[calls] | (after % span <= until))]] = False
-    state = outputs & flow.spread(flow.updates & flow.in_place)
+    state = outputs & flow.spread(flow.keeps)
+    unread &= ~flow.spread(flow.updates & ~flow.keeps)
     # So is a buffer that the model's or the user's own code writes to, in one call or several: the next step reads it.
     writes = forward & flow.each_call(lambda op: not op.body.startswith("__"))
     kept = np.zeros(len(flow.ops), dtype=bool)
@@ -482,8 +498,11 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
-    # Two draws from other probabilities may be the same by chance: what is drawn from is a result.
+    # Two draws from other probabilities may be the same by chance, and so may be the best of other scores: what a token
+    # is drawn from or chosen by is a result. Where there is a way back, predictions are counted, also those of padding.
     drawn = flow.each_call(lambda op: op.body == "multinomial") & ~flow.updates
+    if not backward.any():
+        drawn |= flow.each_call(lambda op: op.body == "argmax") & (flow.parent == NONE)
     state |= (flow.role <= PARAMETER) & flow.spread(sent | silent | drawn)
     gradients = flow.role == GRADIENT
     seen = _read_by_optimizer(flow, facts)
@@ -504,8 +523,10 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
 
 
 def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
-    """The gradients as an optimiser reads them, or clipping before it, and the state that it keeps from before."""
-    own = (flow.source != NONE) & flow.spread(flow.updates)[np.maximum(flow.source, 0)]
+    """The gradients as an optimiser reads them, or clipping before it, and the state that it keeps from before: not
+    what it has made itself, in whatever order."""
+    made = flow.target_source
+    own = (made != NONE) & flow.spread(flow.updates)[np.maximum(made, 0)]
     seen: Bools = flow.spread(flow.updates | flow.clips) & (flow.role == INPUT) & facts.tensor & facts.matched
     seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
     return seen

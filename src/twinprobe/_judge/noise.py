@@ -7,48 +7,19 @@ may be far larger than what is left (cancellation).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import (
-    ADAPTIVE_RATE,
-    COARSE,
-    ONE_PROCESS,
-    SILENT,
-    WILD,
-    Values,
-    arrived,
-    behind_norms,
-    drift_of,
-    flips_of,
-    gave_inside,
-    hidden_drift,
-    of_few,
-    of_running_statistics,
-    pooled,
-    single_updates,
-    values_of,
-)
+from twinprobe._judge.deviation import COARSE, WILD, Values, values_of
+from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, of_running_statistics, shown_by_means
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import (
-    ADAPTIVE,
-    OTHER_MODULE,
-    Family,
-    hidden_precision,
-    is_inverse,
-    is_kinked,
-    is_over_batch,
-    operation_of,
-    softened,
-)
+from twinprobe._judge.operands import FLOAT32, RESOLVED, ROUNDING, THROUGH_DERIVATIVES, Operands
+from twinprobe._judge.operations import Family, hidden_precision, operation_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
@@ -57,28 +28,19 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-ROUNDING = 0.21  # of an epsilon: one rounding of every element, in relative norm
-_BACKWARD = 3.0  # gradients pass through derivatives that no dump holds
-_FLOAT32 = 2.0**-23
-_RESOLVED = 0.7e-7
-_DIVIDES, _OF_LISTS, _USUAL_STEP, _BETA1 = "addcdiv", "_foreach", 1e-2, 0.9
-_ADAPTS = re.compile(rf"(?i)\.{ADAPTIVE}$")
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _IN_A_ROW = 512  # terms that a kernel adds to one sum in float32; longer sums are put together from such
 _BATCH = 4  # terms of a sum: more are those of a batch
-_STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
-_ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _FILLED = 9e3  # a mean beyond this is one of a mask's fill values
 _SEEN = 3.0  # what is carried on stands out from the rounding that every call renews; what has died out does not
-_PATHS = "ctc_loss"
 _MORE = 10.0  # times as far off as what running statistics average
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32; twice as many in
 # gradients, which go the same way twice. Beyond _FAR times as many, and this share, it is no noise.
 _FAR, _FAR_LEAST, _THERE_AND_BACK = 8.0, 1e-3, 2.0
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
 # Of all gradients together: one that is no larger is zero in theory, and nothing but rounding.
-NOTHING = 16.0 * _FLOAT32
+NOTHING = 16.0 * FLOAT32
 
 
 @dataclass
@@ -127,18 +89,18 @@ def expected_errors(
     ``measured``: the error of a third run; ``noisy``: see ``Estimate``.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
-    error = behind_norms(flow, error, estimated & ~sketched)
+    error = _behind_norms(flow, error, estimated & ~sketched)
     values = values_of(pairs, flow, error, epsilon)
     drift, furthest = drift_of(pairs, flow, values, step, settings)
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     grain = np.maximum(values.grain, drift / ROUNDING)
-    few = np.where(estimated, of_few(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
-    between = arrived(flow, values, few)
+    few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
+    between = _arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
-    operands = _Operands(pairs, flow, values, settings.get(SILENT) or {}, noisy)
+    operands = Operands(pairs, flow, values, settings, noisy)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched, few)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
     row_call = np.maximum(flow.of_row, 0)
@@ -147,18 +109,18 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
+        _on_the_way_in(flow, values, grain, depth, furthest, operands.updates.silent[row_call] == 1),
     )
     local = np.hypot(local, hidden_drift(pairs, flow, furthest)[row_call] * np.where(output, values.norm, 0.0))
     if step:
-        moved = _few_elements(flow, values, operands, abs(step), depth * grain, settings)
+        moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
-    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
+    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, _gave_inside(flow, values)), allowed)
     allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
@@ -168,13 +130,13 @@ def expected_errors(
     allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
     # Sums of sketches resolve no finer errors; statistics of 16-bit tensors are themselves rounded to 16 bits.
-    finest = np.select([estimated & (values.epsilon > COARSE), sketched], [values.epsilon, _RESOLVED], 0.0)
+    finest = np.select([estimated & (values.epsilon > COARSE), sketched], [values.epsilon, RESOLVED], 0.0)
     allowed = np.hypot(allowed, finest * values.norm)
-    allowed = np.fmax(allowed, single_updates(pairs, flow, values, operands.unseen_rate, allowed))
+    allowed = np.fmax(allowed, operands.updates.of_vectors(pairs, flow, values, allowed))
     small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
     allowed *= small
     if measured is not None:
-        allowed = np.fmax(allowed, pooled(pairs, values, measured) * values.norm)
+        allowed = np.fmax(allowed, _pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(values.distance == 0, 0.0, values.distance / allowed)
         times = np.where(unknown, np.nan, times)
@@ -188,7 +150,7 @@ def expected_errors(
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     return Noise(
-        error, expected, times, values.grain, abnormal, matters, far, values.masked, flips_of(flow, values, far),
+        error, expected, times, values.grain, abnormal, matters, far, values.masked, _flips_of(flow, values, far),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
 
@@ -202,7 +164,7 @@ def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
     return usual
 
 
-def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: Floats) -> Floats:
+def _explained_once(flow: Flow, operands: Operands, allowed: Floats, gathered: Floats) -> Floats:
     """A gradient that several calls read, of which one explains it, is explained, as far as noise gathers."""
     read = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & operands.backward[np.maximum(flow.of_row, 0)])
     _, value = np.unique(flow.mark[read], return_inverse=True)
@@ -227,7 +189,7 @@ def _unread_by_the_loss(flow: Flow, values: Values, grain: Floats, far: Bools) -
     return bool((far & flow.spread(outermost) & (flow.role == OUTPUT)).any())
 
 
-def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
+def _settled(flow: Flow, values: Values, operands: Operands, matters: Bools, abnormal: Bools) -> Bools:
     """What matters to an optimiser, and of values saved by themselves."""
     # An update is small beside its parameter: all but rounding counts.
     alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
@@ -242,7 +204,7 @@ def _settled(flow: Flow, values: Values, operands: _Operands, matters: Bools, ab
     return settled
 
 
-def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -> Floats:
+def _long_sums(flow: Flow, values: Values, operands: Operands, grain: Floats) -> Floats:
     """What sums over a batch may lose on the way back, as a distance.
 
     The terms may be alike (a mean's gradient), then their errors add up while the sums of two samples cancel, as far as
@@ -260,7 +222,7 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
     # Sums that cancel in the end were larger on the way.
     sums = np.fmax(values.norm, np.where(known, arrived[source], 0.0) * np.sqrt(terms) / _ON_THE_WAY)
-    lost = np.where(grain > COARSE, grain * terms, _FLOAT32 * np.minimum(terms, _IN_A_ROW))
+    lost = np.where(grain > COARSE, grain * terms, FLOAT32 * np.minimum(terms, _IN_A_ROW))
     lost = np.minimum(1.0, ROUNDING * lost) * sums
     summed = (operands.backward[call] | (flow.role == GRADIENT)) & (flow.role >= OUTPUT) & (terms > _BATCH)
     distance = np.where(summed, np.hypot(lost, wrong[source] * np.sqrt(terms)), 0.0)
@@ -280,26 +242,7 @@ def _long_sums(flow: Flow, values: Values, operands: _Operands, grain: Floats) -
     return np.hypot(distance, np.hypot(multiplied, alike))
 
 
-def _few_elements(
-    flow: Flow, values: Values, operands: _Operands, steps: int, gathered: Floats, settings: dict[str, Any]
-) -> Floats:
-    """How far noise may have moved a parameter in so many steps: Adam moves an element by the rate, one way or the
-    other, where its gradient is rounding: one element at least, and as large a share as noise has of gradients.
-
-    As a distance; 0 where nothing is known of such an optimiser. A parameter that began as zero is nothing but updates:
-    all of its elements may. Where ranks were put together, a stale copy moves as little.
-    """
-    rate = 2 * steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
-    drifted = np.nan_to_num(values.error[flow.parameter]) > 0
-    share = float(np.max(gathered)) if 2 * drifted.sum() > len(drifted) else 0.0  # no noise where most are equal
-    few: Floats = rate * np.sqrt(np.maximum(1.0, share * values.elements)) * settings.get(ONE_PROCESS, 0)
-    if not operands.divides.any():
-        return np.where(values.rms <= rate, rate * np.sqrt(values.elements), few)
-    corrected = float(np.median(operands.step[operands.divides]))  # the rate, divided by the first moment's share
-    return np.fmax(few, 2 * steps * corrected * (1 - _BETA1 ** (steps + 1)))
-
-
-def _own_rounding(flow: Flow, values: Values, operands: _Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
+def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
     """What each row's call may lose by itself, relative to what it adds up."""
     row_call = np.maximum(flow.of_row, 0)
     composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
@@ -358,226 +301,6 @@ def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
     return lost
 
 
-class _Operands:
-    """Every floating-point input of every call, with what its call is: one entry an input."""
-
-    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values, silent: dict[str, float], noisy: Any) -> None:
-        self.count = count = len(flow.ops)
-        self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
-        self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
-        self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
-        for call, members in flow.grouped.items():
-            # A linear map in place of a convolution adds up as many products, in another order.
-            if len(members) > 1 or self.family[call] != Family.PRODUCT:
-                self.family[call], self.factor[call] = OTHER_MODULE.family, OTHER_MODULE.factor
-                self.often[call] = OTHER_MODULE.roundings
-        self.backward = flow.each_call(lambda op: op.direction != FORWARD)
-        takes = ((flow.role == INPUT) | (flow.role == PARAMETER)) & (values.elements > 0) & (values.epsilon > 0)
-        self.rows = np.flatnonzero(takes & (flow.of_row >= 0))
-        self.calls = flow.of_row[self.rows]
-        self.first, self.second, self.third = self._by_place()
-        self.gives = np.flatnonzero(((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0))
-        self.size, self.norm, self.fine = np.zeros(count), np.zeros(count), np.zeros(count)
-        owners = flow.of_row[self.gives]
-        for array, what in ((self.size, values.elements), (self.norm, values.norm), (self.fine, values.epsilon)):
-            np.maximum.at(array, owners, what[self.gives])
-        self.terms = self._contracted(pairs, flow)
-        self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
-        self._updates(pairs, flow)
-        self.softened = softened(pairs, flow.of_row, count)
-        self.silent: Floats = flow.each_call(lambda op: silent.get(op.body.rpartition(".")[0], 0.0), np.float64)
-        shares = np.full(len(values.norm), np.nan) if noisy is None else noisy
-        self.noisy = np.where(self.first != NONE, shares[self.first], np.nan)  # of a gradient, where sketches tell
-        self.unseen_rate = np.where(np.isnan(self.noisy), self.rate, 0.0)
-        self.elements = np.maximum(values.elements[self.rows], 1)
-        self.ratio = self.size[self.calls] / self.elements
-        self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
-        self.first_rms, self.second_rms, self.third_rms = (
-            np.where(place != NONE, values.rms[np.maximum(place, 0)], 1.0)
-            for place in (self.first, self.second, self.third)
-        )
-        paths = flow.each_call(lambda op: _PATHS in op.body)
-        if paths.any():
-            self.path = np.where(paths & ~self.backward, self.terms * self.first_rms, 0.0)
-            self.path = np.where(paths & (flow.twin != NONE), self.path[flow.twin], self.path)
-        self.value_norm = self.third_rms * np.sqrt(self.size)  # of attention: what it averages
-        # Normalising divides by what is left of the values without their mean.
-        rms, mean = values.rms[self.rows], np.abs(values.mean[self.rows])
-        with np.errstate(over="ignore", invalid="ignore"):
-            left = np.sqrt(np.maximum(rms**2 - mean**2, (1e-3 * rms) ** 2))
-        normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
-        self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
-        # The smallest elements are the largest of the results.
-        inverts = flow.each_call(is_inverse)[self.calls]
-        least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
-        steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
-        self.steep = np.fmax(self.steep, steepest)
-
-    def _updates(self, pairs: pl.DataFrame, flow: Flow) -> None:
-        """How far an update may go that divides noise by noise."""
-        self.divides = flow.updates & flow.each_call(lambda op: _DIVIDES in op.body)
-        self.step = np.zeros(self.count)  # the largest plain number given: an update's step
-        self.least = np.ones(self.count)
-        if self.divides.any():
-            plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
-            number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
-            np.maximum.at(self.step, flow.of_row[plain], number[plain])
-            # Without one, the quotient itself is added: RMSprop's into its momentum.
-            whole = self.divides & (self.step == 0) & ~flow.each_call(lambda op: _OF_LISTS in op.body)
-            self.step = np.where(self.step > 0, self.step, np.where(whole, 1.0, _USUAL_STEP))
-            self.least = np.where(whole, 0.0, 1.0)
-        self.rate = np.zeros(self.count)  # of an update that divides by the size of its gradient: optimizer.json
-        adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
-        if adapts.any():
-            given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())
-            self.rate[flow.of_row[given]] = np.nan_to_num(pairs["t_max"].to_numpy().astype(np.float64)[given])
-            self.rate = np.where(adapts, self.rate, 0.0)
-
-    def _by_place(self) -> tuple[Ints, Ints, Ints]:
-        """The first three floating-point inputs of each call; the third is the second where there are two."""
-        places: list[Ints] = []
-        left = np.ones(len(self.rows), dtype=bool)
-        for _ in range(3):
-            place = places[-1].copy() if len(places) == 2 else np.full(self.count, NONE, dtype=np.int64)
-            place[self.calls[left][::-1]] = self.rows[left][::-1]
-            left &= self.rows != place[self.calls]
-            places.append(place)
-        return places[0], places[1], places[2]
-
-    def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
-        """How many numbers a call adds up: a product for each element, a norm over a batch for each channel."""
-        terms = np.ones(self.count)
-        shapes = pairs["g_shape"]
-        known = {text: shape for text, shape in all_dims(shapes.unique().to_list()).items() if shape}
-        norms = np.flatnonzero((self.family == Family.NORM) & (self.first != NONE))
-        if len(norms):
-            norms = norms[flow.each_call(is_over_batch)[norms]]
-            counts = {text: prod(shape) / max(shape[1], 1) for text, shape in known.items() if len(shape) > 1}
-            taken = shapes.gather(self.first[norms])
-            terms[norms] = taken.replace_strict(counts, default=1.0).fill_null(1.0).to_numpy()
-        for call in np.flatnonzero(flow.each_call(lambda op: _PATHS in op.body) & (self.first != NONE)).tolist():
-            terms[call] = float(known.get(shapes[int(self.first[call])], (1,))[0])
-        products = np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE))
-        if len(products):
-            first = self.first[products]
-            # Where what goes in has no partner (patches that are cut elsewhere), the weight comes first.
-            ends = pairs["g_name"].gather(first).str.contains(r"\.(input\.1|weight)$").fill_null(value=False)
-            by_weight = (flow.role[first] == PARAMETER) | ends.to_numpy()
-            convolution = flow.each_call(lambda op: "conv" in (op.cls or op.body).lower())[products] & ~by_weight
-            operand = shapes.gather(np.where(convolution, self.second[products], first))
-            inner = {text: float(prod(shape[1:])) for text, shape in known.items()}
-            last = {text: float(shape[-1]) for text, shape in known.items()}
-            added = [operand.replace_strict(each, default=1.0).fill_null(1.0).to_numpy() for each in (inner, last)]
-            terms[products] = np.where(convolution | by_weight, *added)
-        return np.maximum(terms, 1.0)
-
-    def explained(self, flow: Flow, values: Values, estimated: Bools, sketched: Bools, few: Floats) -> Floats:
-        """Per call: how far off its outputs may be since its inputs are, as a distance. ``few``: see ``of_few``."""
-        rows, calls, kind, by = self.rows, self.calls, self.family[self.calls], self.factor[self.calls]
-        distance = np.nan_to_num(values.distance[rows], nan=0.0)
-        dirty = np.maximum.accumulate(np.nan_to_num(values.distance) > 0)[rows]
-        # What a sketch does not resolve may be there, once anything differs at all.
-        distance = np.where(dirty & sketched[rows], np.fmax(distance, _RESOLVED * values.norm[rows]), distance)
-        if estimated.any():
-            # Four numbers see only a part of a difference; 16-bit ones hide half an epsilon.
-            dirty = dirty & estimated[rows]
-            epsilon = values.epsilon[rows]
-            hidden = np.where(epsilon > COARSE, 0.5, ROUNDING) * epsilon * values.norm[rows]
-            distance = np.where(dirty, np.fmax(np.fmax(2.0 * distance, hidden), few[rows]), distance)
-        sizes = values.norm[rows]
-        error = np.where(sizes > 0, distance / np.where(sizes > 0, sizes, 1), 0.0)
-        norm, two = self.norm[calls], self.second[calls] != NONE
-        other = np.where(rows == self.first[calls], self.second_rms[calls], self.first_rms[calls])
-        logits = np.maximum(1.0, self.first_rms * self.second_rms)[calls]
-        relative = by * error * norm
-        single = distance / np.sqrt(self.elements)  # the error of one element
-        gain = np.select(
-            [
-                self.backward[calls],
-                (kind == Family.COPY) | (kind == Family.SUM),
-                kind == Family.REDUCE,
-                kind == Family.MEAN,
-                kind == Family.SMOOTH,
-                (kind == Family.PRODUCT) & two,
-                (kind == Family.MULTIPLY) & two,
-                kind == Family.EXPONENT,
-                kind == Family.LOSS,
-                kind == Family.ATTENTION,
-            ],
-            [
-                np.fmax(_BACKWARD * error * norm, distance),  # sums over a batch may cancel
-                distance * self.spread,
-                2 * distance,
-                2 * distance * np.sqrt(np.minimum(1.0, self.ratio)),  # errors may be alike: those of a bias, say
-                by * distance * self.spread,
-                2 * distance * np.sqrt(self.ratio * self.terms[calls]) * other,
-                np.fmax(by * distance * other * self.spread, relative),
-                np.fmax(relative, by * single * norm),
-                np.fmax(by * single, error * norm),
-                by * error * np.fmax(self.value_norm, self.norm)[calls] * logits,
-            ],
-            relative * self.steep,
-        )
-        # Adam and its kin divide noise by noise: where a gradient is nothing else, an element may move by a whole step.
-        steps = self.divides[calls] & (distance > 0)
-        ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
-        with np.errstate(over="ignore"):
-            moved = 2 * self.step[calls] * np.maximum(self.least[calls], ratio) * np.sqrt(self.size[calls])
-        gain = np.where(steps, np.fmax(gain, moved), gain)
-        # So many of a gradient's elements are no larger than its error, or than eps, or are known to be rounding.
-        beside = np.divide(self.softened, self.first_rms, out=np.zeros(self.count), where=self.first_rms > 0)[calls]
-        flips = np.minimum(np.fmax(error, self.noisy[calls]) + beside + self.silent[calls], 1.0)
-        flipped = 2 * self.rate[calls] * np.sqrt(self.size[calls] * flips)
-        gain = np.where(rows == self.first[calls], np.fmax(gain, flipped), gain)
-        squares = np.zeros(self.count)
-        np.add.at(squares, calls, gain**2)
-        # A backward call also reads what its forward call kept.
-        kept, seen = np.zeros(self.count), flow.of_row >= 0
-        np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=WILD)[seen])
-        kept = np.where(flow.twin != NONE, kept[np.maximum(flow.twin, 0)], 0.0)
-        squares += (_BACKWARD * kept * self.norm) ** 2
-        # The derivative of a kink jumps: as many elements flip as lie within the error around it.
-        squares += np.where(flow.each_call(is_kinked), kept, 0.0) * self.norm**2
-        return np.sqrt(squares)
-
-    def added_up(self, values: Values) -> Floats:
-        """Per call: the size of what it adds up on the way, which may be far larger than what is left of it."""
-        count, calls, family = self.count, self.calls, self.family
-        sizes = values.norm[self.rows]
-        summed, reduced, steep = np.zeros(count), np.zeros(count), np.ones(count)
-        np.add.at(summed, calls, (sizes * self.spread) ** 2)
-        shrunk = np.where(family[calls] == Family.MEAN, np.minimum(1, self.ratio), 1.0)
-        np.maximum.at(reduced, calls, sizes * shrunk)
-        np.maximum.at(steep, calls, self.steep)
-        products = np.sqrt(self.size * self.terms) * self.first_rms * self.second_rms
-        scale = np.select(
-            [
-                self.backward,
-                family == Family.SUM,
-                (family == Family.REDUCE) | (family == Family.MEAN),
-                (family == Family.PRODUCT) & (self.second != NONE),
-                family == Family.ATTENTION,
-                family == Family.LOSS,
-            ],
-            [self.norm, np.sqrt(summed), reduced, products, self.value_norm, self.first_rms],
-            self.norm * steep,
-        )
-        largest: Floats = np.fmax(scale, self.norm)
-        return largest
-
-    def roundings(self) -> Floats:
-        """Per call: how often it rounds on the way."""
-        # 16-bit products are summed in float32.
-        sums = np.where(self.fine > 2 * _FLOAT32, 2.0, np.maximum(self.terms, 2.0))
-        often = np.where(self.family == Family.PRODUCT, np.maximum(sums, self.often), self.often)
-        # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
-        often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
-        # The error of a logarithm is relative to what it is the logarithm of.
-        often = np.maximum(often, self.path**2)
-        rounded: Floats = np.where(self.backward, 2 * np.maximum(often, 4.0), often)
-        return rounded
-
-
 def _parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
     """A gradient that is zero in theory is judged by what was added up: the gradient that came in, its neighbours."""
     gradient = flow.each_call(lambda op: op.direction == GRADIENTS)
@@ -593,4 +316,106 @@ def _parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Flo
     known = flow.back != NONE
     arrived[known], error[known] = incoming[flow.back[known]], wrong[flow.back[known]]
     scale = np.where(gradient, np.fmax(scale, np.fmax(largest, arrived)), scale)
-    return scale, np.where(gradient, np.hypot(carried, _BACKWARD * error * scale), carried)
+    return scale, np.where(gradient, np.hypot(carried, THROUGH_DERIVATIVES * error * scale), carried)
+
+
+def _behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
+    """Errors, with those that a normalisation hides from statistics.
+
+    Whatever comes in, it gives rows of one norm and mean, and where a part of a batch is wrong, the extremes may lie in
+    another. What is known of its output is the error that came in, until the next call shows what became of it.
+    """
+    normed = flow.each_call(lambda op: op.direction == FORWARD and operation_of(op).family == Family.NORM)
+    inputs = flow.first_inputs(normed)
+    came = np.zeros(len(flow.ops) + 1)
+    came[flow.of_row[inputs]] = np.nan_to_num(error[inputs], posinf=0.0)
+    made = by_statistics & (flow.role == OUTPUT) & flow.spread(normed) & (error != 0)
+    grown = np.where(made, np.fmax(error, came[flow.of_row]), error)
+    source = np.maximum(flow.source, 0)
+    read = by_statistics & (flow.source != NONE) & made[source]
+    hidden: Floats = np.where(read, np.fmax(grown, grown[source]), grown)
+    return hidden
+
+
+def _flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
+    further apart than noise comes: scores that were masked out are no longer there to choose."""
+    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
+    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
+    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
+    unsure[flow.of_row[inputs & far]] = False
+    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
+    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
+    return flips
+
+
+_BETWEEN = 8.0  # roundings that code between recorded calls may add
+
+
+def _arrived(flow: Flow, values: Values, few: Floats) -> Floats:
+    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
+
+    ``few``: see ``shown_by_means``.
+    """
+    count = len(flow.ops)
+    # What lies under a mask was not compared.
+    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
+    error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
+    given, entered = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
+    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
+    known = ~np.isnan(values.error)
+    unseen, closed = np.ones((2, count), dtype=bool)
+    unseen[flow.of_row[outputs & known]] = False
+    closed[flow.of_row[inputs & known]] = False
+    inner = np.flatnonzero(flow.parent >= 0)
+    for call in inner[unseen[flow.parent[inner]]].tolist():
+        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
+    so_far = np.zeros(count)
+    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
+    owner = flow.parent[order]
+    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
+    scopes = list(zip(edges, [*edges[1:], count], strict=True))
+    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
+        members = order[begin:end]
+        around = int(owner[begin])
+        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
+        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
+        so_far[members] = reached[:-1]
+    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
+    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
+    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
+    return distance
+
+
+def _gave_inside(flow: Flow, values: Values) -> Floats:
+    """For outputs of a call that holds others: what those gave, as a distance."""
+    count = len(flow.ops)
+    error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
+    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
+    given, held = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    inner = np.flatnonzero(flow.parent >= 0)
+    np.maximum.at(held, flow.parent[inner], given[inner])
+    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
+    return passed
+
+
+_FEW = 32  # elements: two samples of pure noise differ widely below this
+
+
+def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
+    """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
+    import polars as pl
+
+    noise = np.nan_to_num(measured)
+    few = values.elements < _FEW
+    if not few.any():
+        return noise
+    kinds = pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#")
+    frame = pl.DataFrame({"kind": kinds, "noise": noise})
+    largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
+    return np.where(few, largest, noise)

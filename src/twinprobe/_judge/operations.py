@@ -42,15 +42,21 @@ class Family(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """How an operation passes errors on. ``factor``: by how much; ``roundings``: how often it rounds on the way."""
+    """How an operation passes errors on. ``factor``: by how much; ``roundings``: how often it rounds on the way.
+
+    ``one``: a 1 is added or taken off on the way, exp(x) - 1 say, and results round as the 1 does.
+    """
 
     family: Family
     factor: float = 1.0
     roundings: float = 1.0
+    one: bool = False
 
 
-def _named(family: Family, names: str, factor: float = 1.0, roundings: float = 1.0) -> dict[str, Operation]:
-    return dict.fromkeys(names.split(), Operation(family, factor, roundings))
+def _named(
+    family: Family, names: str, factor: float = 1.0, roundings: float = 1.0, *, one: bool = False
+) -> dict[str, Operation]:
+    return dict.fromkeys(names.split(), Operation(family, factor, roundings, one))
 
 
 _BY_NAME: dict[str, Operation] = {
@@ -84,10 +90,11 @@ _BY_NAME: dict[str, Operation] = {
         float_power
         """, 3.0, 4),
     **_named(Family.SMOOTH, """
-        sin cos tanh sigmoid softmax gelu silu swish mish elu selu celu softplus hardswish hardsigmoid atan erf
+        sin cos tanh sigmoid softmax gelu silu swish mish hardswish hardsigmoid atan erf
         softsign tanhshrink log_sigmoid logsigmoid glu prelu quick_gelu fast_gelu sinh asinh masked_softmax
         gumbel_softmax
         """, 1.2, 4),
+    **_named(Family.SMOOTH, "elu selu celu softplus", 1.2, 16, one=True),  # by an exp that kernels approximate
     **_named(Family.SMOOTH, "log_softmax logsumexp", 2.0, 4),
     **_named(Family.EXPONENT, "exp exp2 expm1 log log1p log2 log10 cosh tan acos asin logit", 3.0, 4),
     **_named(Family.NORM, """
@@ -104,6 +111,8 @@ _BY_NAME: dict[str, Operation] = {
         softmax_cross_entropy bce_loss softmax_with_cross_entropy
         """, 4.0, 8),
     **_named(Family.LOSS, "ctc_loss", 4.0, 64),  # and what whole paths lose
+    # A hundred steps, each of which adds up a hundred products and goes on with what the step before has lost.
+    **_named(Family.OTHER, "lstm gru rnn_tanh rnn_relu", 4.0, 1e4),
     **_named(Family.CHOICE, """
         topk argmax argmin argsort sort multinomial_greedy eq ne lt le gt ge nonzero unique bucketize searchsorted round
         floor ceil trunc sign isclose floor_divide floordiv mod fmod remainder logical_and logical_or logical_not
@@ -123,10 +132,12 @@ _BY_CLASS = tuple(
     (re.compile(words), _BY_NAME[name])
     for words, name in (
         (r"norm", "layer_norm"),
+        (r"^(lstm|gru|rnn)$", "lstm"),
         (r"multihead|attention", "scaled_dot_product_attention"),
         (r"conv|linear|dense|proj$|lm_?head", "linear"),
         (r"embedding$|identity|pad|pool|flatten|shuffle", "view"),
         (r"dropout|drop_?path", "dropout"),
+        (r"^[cs]?elu$|softplus", "elu"),
         (r"softmax|gelu|silu|swish|mish|elu|sigmoid|tanh|activation|softplus", "gelu"),
         (r"relu", "relu"),
         (r"loss|crossentropy", "cross_entropy"),

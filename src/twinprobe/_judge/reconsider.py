@@ -27,7 +27,7 @@ from twinprobe._judge.flow import (
 )
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.search import OUTPUT_DIFFERS, OUTSIDE, Beginning, find_beginnings, follow, when
+from twinprobe._judge.search import OUTPUT_DIFFERS, OUTSIDE, PARAMETER_DIFFERS, Beginning, find_beginnings, follow, when
 from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
@@ -191,3 +191,31 @@ def _passed_on(op: OpName, error: float) -> float:
     # An unknown class may take signs or round: with a relative error r, r / pi of normal numbers change their sign.
     opaque = op.is_module and operation_of(op).family == Family.OTHER
     return max(_JUMP * error, 2 * (error / pi) ** 0.5 if opaque else 0.0)
+
+
+def by_formula(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
+    """Optimisers that compute the same by different formulas: of most parameters, what they write agrees. Where it does
+    not, the formula is no cause, and it begins with what was written."""
+    turn, writes = flow.turns
+    if not (flow.updates & ~facts.called).any() or not writes.any():
+        return
+    kept = (flow.role == OUTPUT) & facts.matched & noise.abnormal & flow.spread(flow.keeps & flow.updates)
+    off: dict[int, int] = {}  # by turns: what was written and differs, a parameter rather than a moment
+    for row in sorted(np.flatnonzero(kept).tolist(), key=lambda row: bool(writes[flow.of_row[row]])):
+        off[int(turn[flow.of_row[row]])] = row
+    inner: dict[tuple[str, str], list[Beginning]] = {}
+    for one in beginnings:
+        computed = flow.updates[one.call] and not writes[one.call] and one.row not in off.values()
+        if computed and one.cause not in (PARAMETER_DIFFERS, OUTSIDE):
+            inner.setdefault((flow.ops[one.call].body, one.cause), []).append(one)
+    for alike in inner.values():
+        wrong = [one for one in alike if int(turn[one.call]) in off]
+        if len(alike) <= 2 * len(wrong):
+            continue
+        for one in alike:
+            one.reaches = False
+        for row in dict.fromkeys(off[int(turn[one.call])] for one in wrong):
+            written = Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS, reaches=True)
+            if all(one.call != written.call for one in beginnings):
+                beginnings.append(written)
+        beginnings.sort(key=lambda one: when(flow, one.row))

@@ -182,12 +182,14 @@ def _unexplained(
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts) & ~facts.idle
-    # A product that gives the same took the same, transposed by a flag of its own: nothing begins there.
+    # A product that gives the same took the same, transposed by a flag of its own: nothing begins there. A bias, which
+    # has one axis, is never transposed.
     given = np.zeros(len(flow.ops))
     made = (flow.role == OUTPUT) & (flow.of_row >= 0)
     np.maximum.at(given, flow.of_row[made], np.nan_to_num(np.where(facts.matched, noise.error, 1.0), nan=1.0)[made])
     given[flow.each_call(lambda op: op.direction != FORWARD) | (family != Family.PRODUCT)] = np.inf
-    entering &= given[call] > _TRANSPOSED * np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
+    least = _TRANSPOSED * np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
+    entering &= (given[call] > least) | (flow.elements[0] == flow.length)
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)
@@ -393,6 +395,12 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     # Noise moves parameters where the loss does not depend on them: such a one shows in nothing but its next update.
     moved = [one for one in beginnings if not facts.first_step and one.cause == PARAMETER_DIFFERS]
     drifted = _Chains(flow, noise, facts, ends & ~flow.spread(flow.updates)) if moved else chains
+    # The next step reads what an optimiser keeps. Of calls that one run makes alone, what they leave is known of
+    # parameters only, unless something differs that both runs have written.
+    stays = flow.keeps if (flow.updates & ~facts.called).any() else flow.updates
+    alone = stays.copy()
+    if not (ends & noise.abnormal & flow.spread(stays)).any():
+        alone &= flow.turns[1]
     unseen = bool(gradients.any()) and not compared
     owners = flow.of_row[gradients & (flow.of_row >= 0)]
     # Later, parameters have drifted: an optimiser makes whole steps of noise.
@@ -405,7 +413,8 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # A trained parameter that is far off is as far off after its update, which no call shows here.
         acts |= parameter and beginning.call in trained and beginning not in moved
-        written = bool(flow.updates[beginning.call]) and beginning not in moved  # the next step reads it
+        written = bool((alone if beginning.cause in (EXTRA, MISSING) else stays)[beginning.call])
+        written = written and beginning not in moved
         beginning.reaches |= acts or written or (drifted if beginning in moved else chains).reach_an_end(beginning)
     # A parameter that differs at its optimiser differed where it was used first.
     for late in [one for one in beginnings if one.cause == PARAMETER_DIFFERS and flow.updates[one.call]]:
@@ -439,6 +448,8 @@ class _Chains:
         # An optimiser makes much of little: what it is given must matter by itself.
         matters = (noise.matters | facts.whole) & (flow.role == INPUT)
         self.settled = set(np.flatnonzero(flow.updates).tolist()) - set(flow.of_row[held & matters].tolist())
+        # Where an optimiser takes one parameter after another, its own code hands nothing from one to the next.
+        self.turn = flow.turns[0].tolist()
         rows = np.flatnonzero(held)
         rows = rows[np.argsort(flow.of_row[rows], kind="stable")]
         maker = np.where(flow.source[rows] != NONE, flow.of_row[flow.source[rows]], NONE)
@@ -472,7 +483,7 @@ class _Chains:
                         break
                     if maker != NONE:
                         touched = maker in reached or mark in carried
-                    elif takes:
+                    elif takes and self.turn[beginning.call] in (NONE, self.turn[call]):
                         touched = not inside.isdisjoint(self._came_through(row, call))
                         if not touched and self.parent[call] != NONE:  # made of an input of the call around: cast, say
                             outer = self.rows_of(self.parent[call])

@@ -31,7 +31,7 @@ from twinprobe._judge.flow import Differences, Flow, carried_state, ignored_rows
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
-from twinprobe._judge.reconsider import grown, without_the_usual
+from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM
@@ -300,8 +300,10 @@ def _weigh(
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
     flow = trace(run, pairs, other_layout=evidence.other_layout)
-    # A parameter without a counterpart still says how much a call adds up and rounds.
-    alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+    # A parameter without a counterpart still says how much a call adds up and rounds. So does another input, of a call
+    # that adds up the same in another order: it may be as far off as what surrounds it.
+    alone = bools(pairs["t_role"].is_in([PARAMETER, INPUT]) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+    alone &= (flow.role == PARAMETER) | flow.spread(flow.takes_unpaired)
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     flow.unread = times_zero(flow, pairs)
@@ -339,6 +341,7 @@ def _weigh(
     follow(flow, noise, facts, beginnings)
     if any(beginning.reaches and not noise.far[beginning.row] for beginning in beginnings):
         beginnings = without_the_usual(flow, noise, facts, limit, isolated, limit >= plain, sketched, beginnings)
+    by_formula(flow, noise, facts, beginnings)
     claimed = any(beginning.reaches for beginning in beginnings)
     beginnings = untrained(pairs, flow, facts, beginnings if claimed else grown(flow, noise, facts, beginnings))
     compared = rows.tensor & rows.matched & ~facts.integer & ~np.isnan(error)

@@ -6,81 +6,122 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import gcd
-from typing import TYPE_CHECKING, Any
+from math import gcd, prod
+from typing import Any, NamedTuple
 
 import msgspec
 
 from twinprobe._align.calls import bare_path, dims
-from twinprobe._layout.layout import Layout, layout_for
-from twinprobe._layout.pieces import Shape
+from twinprobe._layout.layout import Layout, layout_for, read_sizes
+from twinprobe._layout.ranks import RankDump, parameter_shapes, token_shape
 from twinprobe._layout.stages import experts_in, in_expert
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import BadInput
 
-if TYPE_CHECKING:
-    pass
-
-from twinprobe._layout.ranks import RankDump, parameter_shapes, token_shape
-
+# How a layout is known.
+GIVEN, AS_MEANT = "as given", "by the dimension that was given"
+NOT_KNOWN = "only what all ranks hold alike is compared"
 _MOST_COPIES = 0.9  # of the parameters of replicas: others may be wrong
 
 
-def find_layout(
-    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, words: Shape | None = None,
-    mistake: BadInput | None = None,
-) -> tuple[Layout, str]:  # fmt: skip
-    """The layout of the ranks, and how it is known; BadInput where nothing tells.
+class FoundLayout(NamedTuple):
+    """The layout of ranks, how it is known, and what is wrong with what was given or recorded."""
 
-    ``words`` is the shape of those that a rank of the other run was given, where that run has several ranks too;
-    ``mistake`` is what is wrong with the layout that was given, and is told where nothing else tells one.
+    layout: Layout
+    how: str
+    mistake: BadInput | None = None
+
+
+def find_layout(
+    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, beside: Run | None = None,
+    given: str = "",
+) -> FoundLayout:  # fmt: skip
+    """The layout that was given, as in ``tp=2``; else the one that was recorded, or that parameters tell.
+
+    ``other`` is the other run, if that is one process, else ``beside`` is a rank of it. Sizes that do not multiply to
+    the ranks are a mistake, and left aside. Where nothing tells, no layout is claimed.
     """
     headers = [dump.header for dump in ranks.values()]
-    sizes = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
-    sizes = {name: size for name, size in sizes.items() if isinstance(size, int) and name in ("tp", "pp", "cp", "ep")}
-    if any(size > 1 for size in sizes.values()):
-        return with_experts(layout_for(sizes, world, where), ranks, other), "recorded"
+    recorded = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
+    names = "tp", "pp", "cp", "ep"
+    recorded = {name: size for name, size in recorded.items() if isinstance(size, int) and name in names}
+    mistake: BadInput | None = None
+    for sizes, how in ((read_sizes(given) if given else {}, GIVEN), (recorded, "recorded")):
+        try:
+            if sizes and (how == GIVEN or any(size > 1 for size in sizes.values())):
+                layout = with_experts(layout_for(sizes, world, where), ranks, other)
+                return FoundLayout(layout, how if world > 1 else "", mistake)
+        except BadInput as error:
+            mistake = mistake or error
+    if world == 1:
+        return FoundLayout(Layout(1, 1, 1), "", mistake)
     sizes = {}
     stages, held = _recorded_stages(headers)
     if stages and world % (stages // held) == 0:
         sizes |= {"pp": stages // held, "vpp": held}
     named = _mesh_sizes(headers)
     if other is None and not named and not sizes:
-        own = token_shape(next(iter(ranks.values())).run)
-        # Models of images have no words, and no sequence that might be cut.
-        uncut = own is words if None in (own, words) else own[1:2] == words[1:2]  # type: ignore[index]
-        if uncut and _hold_the_same(ranks):
-            return layout_for({"dp": world}, world, where), "found: all ranks hold the same parameters"
-        raise mistake or BadInput(f"how its {world} ranks are laid out is not recorded", where=where,
-                                  hint="say it: --layout tp=2")  # fmt: skip
+        sizes, how = _of_parameters(ranks, world, beside) if beside is not None else ({}, "")
+        if not sizes and mistake is not None:
+            sizes, how = _as_meant(given, world), AS_MEANT
+        if sizes:
+            return FoundLayout(with_experts(layout_for(sizes, world, where), ranks, other), how, mistake)
+        unknown = BadInput(f"how its {world} ranks are laid out is not recorded", where=where,
+                           hint="say it: --layout tp=2")  # fmt: skip
+        return FoundLayout(Layout(world, 1, 1, known=False), NOT_KNOWN, mistake or unknown)
     lists = _compare_shapes(list(ranks.values()), other, world, sizes) if other is not None else ()
     for name, size in named.items():
         sizes[name] = max(sizes.get(name, 1), size)
-    model = 1
-    for name in ("tp", "pp", "cp", "ep"):
-        model *= sizes.get(name, 1)
-    if world % model:
+    if world % prod(sizes.get(name, 1) for name in names):
         told = ",".join(f"{name}={size}" for name, size in sizes.items())
-        raise mistake or BadInput(f"its {world} ranks look like {told}, which does not multiply to them", where=where,
-                                  hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
+        mistake = mistake or BadInput(f"its {world} ranks look like {told}, which does not multiply to them",
+                                      where=where, hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
+        return FoundLayout(Layout(world, 1, 1, known=False), NOT_KNOWN, mistake)
     layout = replace(layout_for(sizes, world, where), experts=lists)
-    return layout, "recorded" if named and other is None else "found"
+    return FoundLayout(layout, "recorded" if named and other is None else "found", mistake)
 
 
-def _hold_the_same(ranks: Mapping[int, RankDump]) -> bool:
-    """Whether all ranks have the same parameters, so that the batch is what they share; few copies may differ."""
+def _as_meant(given: str, world: int) -> dict[str, Any]:
+    """The one dimension that was given, with as many ranks as there are."""
+    sizes = read_sizes(given) if given else {}
+    names = [name for name in ("tp", "pp", "dp", "cp", "ep") if sizes.get(name, 1) > 1]
+    return {names[0]: world} if len(names) == 1 and sizes.get("vpp", 1) == 1 else {}
+
+
+def _of_parameters(ranks: Mapping[int, RankDump], world: int, beside: Run) -> tuple[dict[str, Any], str]:
+    """What the parameters of ranks tell where no run has them whole: nothing of stages and of sequences that are cut.
+
+    Copies of a parameter are equal. One that is cut differs from rank to rank, and has another shape in another layout.
+    """
     import polars as pl
 
-    held = []
+    own, there = token_shape(next(iter(ranks.values())).run), token_shape(beside)
+    # Models of images have no words, and no sequence that might be cut.
+    uncut = own is there if None in (own, there) else own[1:2] == there[1:2]  # type: ignore[index]
+    held: list[dict[str, Any]] = []
     for dump in ranks.values():
         rows = dump.run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
-        held.append({name: stats for name, *stats in rows.select("name", "shape", *STATS).iter_rows()})
-    first = held[0]
-    same = [sum(stats == first.get(name) for name, stats in own.items()) for own in held]
-    return bool(first) and all(own.keys() == first.keys() and count >= _MOST_COPIES * len(first)
-                               for own, count in zip(held, same, strict=True))  # fmt: skip
+        held.append({name: tuple(stats) for name, *stats in rows.select("name", "shape", *STATS).iter_rows()})
+    names = held[0].keys()
+    if not names or any(one.keys() != names for one in held):
+        return {}, ""
+    same = [sum(value == held[0][name] for name, value in one.items()) for one in held]
+    if uncut and min(same) >= _MOST_COPIES * len(names):
+        return {"dp": world}, "found: all ranks hold the same parameters"
+    rows = beside.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+    shapes = dict(rows.select("name", "shape").iter_rows())
+    cut = [name for name in names if shapes.get(name, "") != held[0][name][0] and name in shapes]
+    groups = set()  # for each parameter, who of the ranks is the first that has this part of it
+    for name in cut:
+        parts = [one[name] for one in held]
+        groups.add(tuple(map(parts.index, parts)))
+    size = len(set(next(iter(groups)))) if len(groups) == 1 else 0
+    usual = tuple(at % size for at in range(world)) if size else ()
+    if groups != {usual} or not (uncut or size == world):
+        return {}, ""
+    return {"tp": size}, "found: parameters are cut otherwise in the other run"
 
 
 def _recorded_stages(headers: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

@@ -42,6 +42,8 @@ class Layout:
     ep: int = 1
     experts: tuple[str, ...] = ()
     """Lists of experts by other names than ``experts``."""
+    known: bool = True
+    """Otherwise nothing is put together: what all ranks hold alike is all that there is."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -75,6 +77,8 @@ class Layout:
         return Place(at["dp"], at["pp"], at["tp"], at["cp"], at["ep"])
 
     def __str__(self) -> str:
+        if not self.known:
+            return "unknown"
         sizes = [f"{name}={self.size(name)}" for name in (*DEFAULT_ORDER.split("-"), "vpp") if self.size(name) > 1]
         return ",".join(sizes) or "one rank"
 
@@ -109,14 +113,6 @@ def layout_for(sizes: dict[str, Any], ranks: int, where: str) -> Layout:
                        hint="name the sizes so that they multiply to the ranks")  # fmt: skip
     return Layout(ranks, sizes.get("tp", 1), sizes.get("pp", 1), sizes.get("vpp", 1),
                   sizes.get("order", DEFAULT_ORDER), sizes.get("cp", 1), sizes.get("ep", 1))  # fmt: skip
-
-
-def given_layout(text: str, ranks: int, where: str) -> tuple[Layout | None, BadInput | None]:
-    """The layout that a text such as ``tp=2`` names, or why it is none of so many ranks; neither for an empty one."""
-    try:
-        return (layout_for(read_sizes(text), ranks, where) if text else None), None
-    except BadInput as error:
-        return None, error
 
 
 def layouts_of(document: dict[str, Any], *, golden: bool) -> Layouts:

@@ -166,32 +166,43 @@ Places = tuple[tuple[tuple[int, ...], Shape], ...]
 
 @lru_cache(maxsize=65536)
 def common_shape(
-    target: Places, golden: Places, copies: tuple[tuple[bool, ...], tuple[bool, ...]], weight: bool
+    target: Places, golden: Places, copies: tuple[tuple[bool, ...], tuple[bool, ...]], weight: bool, sums: bool
 ) -> tuple[int, Shape] | None:
-    """The shape that the pieces of two runs in different layouts make on both sides, along the same dimensions.
+    """The shape that the pieces of two runs in different layouts make on both sides, if possible along the same
+    dimensions.
 
-    Before it, how often pieces that differ would be copies, or copies would be pieces.
+    Before it, how often pieces that differ would be copies, or copies would be pieces. Pieces of full size may be parts
+    of ``sums``: then a cut along an axis that only one run has counts against it, too.
     """
     length = len(target[0][1])
     if any(len(shape) != length for _, shape in (*target, *golden)):
         return None
     choices = []
-    for at, axis in enumerate(AXES):
-        used = [len({place[at] for place, _ in side}) > 1 for side in (target, golden)]
+    used = [[len({place[at] for place, _ in side}) > 1 for at in range(len(AXES))] for side in (target, golden)]
+    for axis, either in zip(AXES, zip(*used, strict=True), strict=True):
         likely = _WEIGHTS if weight else _LIKELY[axis]
-        dims = dict.fromkeys(dim % length for dim in likely if -length <= dim < length) if length and any(used) else {}
+        dims = (
+            dict.fromkeys(dim % length for dim in likely if -length <= dim < length) if length and any(either) else {}
+        )
         choices.append([COPIES, *dims])
+    found: list[dict[Shape, int]] = [{}, {}]  # of each side, the shapes that it can have
     best: tuple[Any, Shape] | None = None
     for way in product(*choices):
-        shapes = [_whole_shape(side, way, 0) for side in (target, golden)]
-        if shapes[0] is None or shapes[0] != shapes[1]:
-            continue
-        wrong = sum((dim >= 0) == same for flags in copies for dim, same in zip(way, flags, strict=True)
-                    if dim >= 0 or not same)  # fmt: skip
-        key = wrong, tuple(choices[at].index(one) for at, one in enumerate(way))
-        if best is None or key < best[0]:
+        order = tuple(choices[at].index(one) for at, one in enumerate(way))
+        shapes, wrong = [_whole_shape(side, way, 0) for side in (target, golden)], [0, 0]
+        for at, (shape, flags) in enumerate(zip(shapes, copies, strict=True)):
+            counted = zip(way, flags, used[at], strict=True)
+            wrong[at] = sum((dim >= 0) == same for dim, same, in_use in counted if in_use or sums)
+            if shape is not None:
+                found[at][shape] = min(found[at].get(shape, len(AXES)), wrong[at])
+        key = sum(wrong), order
+        if shapes[0] is not None and shapes[0] == shapes[1] and (best is None or key < best[0]):
             best = key, shapes[0]
-    return (best[0][0], best[1]) if best is not None else None
+    if best is not None:
+        return best[0][0], best[1]
+    # Tensor parallel ranks may hold copies in one run, and stretches of the sequence in the other.
+    apart = sorted((found[0][shape] + found[1][shape], shape) for shape in found[0] if shape in found[1])
+    return apart[0] if apart and (len(apart) == 1 or apart[0][0] < apart[1][0]) else None
 
 
 def _whole_shape(places: Sequence[tuple[tuple[int, ...], Shape]], way: Way, axis: int) -> Shape | None:

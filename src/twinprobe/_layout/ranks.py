@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from math import gcd
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from twinprobe._align.calls import bare_path, dims
+from twinprobe._align.calls import bare_path, dims, epsilon
+from twinprobe._judge.deviation import product_types
 from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import chunk_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, parse_op
@@ -117,6 +119,8 @@ def _take_placements(dump: RankDump) -> list[str]:
                 dump.sharded |= {bare_path(path): found} if isinstance(found, Placement) else {}
             continue
         found = read_placement(value, dims(shapes[name]) or ())
+        if isinstance(found, Placement) and dump.rank not in found.mesh and 0 not in found.local:
+            found = f"rank {dump.rank} has a piece, but its mesh is {list(found.mesh)}"
         if isinstance(found, str):
             lost.append(f"{dump.folder / LAYOUT_FILE}: {name}: {found}; it is compared as it lies there")
         else:
@@ -393,6 +397,25 @@ def gradients_of(dump: Path, module: str, parameter: str) -> list[tuple[float | 
     )
     return [tuple(stats) for op, *stats in rows.select("op", *STATS).iter_rows()
             if bare_path(parse_op(run.ops[op]).body) == module]  # fmt: skip
+
+
+def gradient_precision(dumps: Iterable[Path]) -> tuple[float, str]:
+    """The epsilon of the coarsest type in which the ranks of a step compute gradients; 0 where it is not known.
+
+    They come from matrix products, and go through collectives: hooks that compress them (of DDP) take a type of 16
+    bits, which is told as well if it is coarser than that of the products. layout.json names it, and so do recorded
+    collectives.
+    """
+    for file in dumps:
+        with suppress(TwinProbeError):
+            table = open_run(file).table
+            products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
+            reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
+            types = {*reduced["dtype"].unique().to_list(), *reduced_types(file.parent / LAYOUT_FILE)}
+            dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in types}
+            coarsest = max(dtypes, default=0.0)
+            return max(products, coarsest), dtypes[coarsest] if coarsest > products else ""
+    return 0.0, ""
 
 
 def token_shape(run: Run) -> Shape | None:

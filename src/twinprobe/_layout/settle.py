@@ -51,11 +51,12 @@ from twinprobe._layout.shared import (
     order_of_sequences,
     own_parts,
     own_positions,
-    reductions_of,
+    reductions,
     shared_gradients,
     shares_of,
     total_norms,
     unlike_norms,
+    without_collectives,
 )
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches, sum_and_bias
@@ -79,6 +80,8 @@ class Settler:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair the rows and settle them."""
         pairs = self._match(target, golden)
+        if isinstance(target, Whole) and isinstance(golden, Whole) and str(target.layout) != str(golden.layout):
+            pairs = without_collectives(pairs, target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
         goals: dict[int, Shape] = {}
@@ -99,11 +102,7 @@ class _Side:
     """One side's rows while they are settled."""
 
     def __init__(
-        self,
-        whole: Whole,
-        other: Run,
-        partners: Sequence[tuple[int, int]],
-        goals: Mapping[int, Shape] | None = None,
+        self, whole: Whole, other: Run, partners: Sequence[tuple[int, int]], goals: Mapping[int, Shape] | None = None
     ) -> None:
         self.goals = goals
         self.whole, self.other = whole, other
@@ -116,7 +115,7 @@ class _Side:
         # The values of a side that is itself not put together yet say nothing.
         settled = goals is None or not isinstance(other, Whole) or other.settled
         self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
-        self.reduced, self.extremes = reductions_of(whole)
+        self.reduced, self.extremes = reductions(whole)
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.shares = shares_of(whole)
@@ -232,6 +231,9 @@ class _Side:
     def _settle_row(  # noqa: PLR0911, PLR0912  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
     ) -> None:
+        if not self.whole.layout.known:
+            self._nothing(row, "how the ranks are laid out is not known")
+            return
         pieces = self.whole.pieces_of(row)
         self.exact: tuple[bool, ...] = EXACT
         self.members = {}
@@ -315,13 +317,13 @@ class _Side:
                 continue
             seen.add(key)
             owners = by_micro[piece.place[0]]
-            node = of_placement(owners, placement)
+            whole = set(placement.mesh) <= owners.keys()
+            node = of_placement(owners, self._worst_replicas(row, owners, placement) if whole else placement)
             if node is None:
                 lost = [rank for rank in placement.mesh if rank not in owners]
                 why = f"rank {numbers_of(lost)} of its mesh is missing" if lost else "its pieces do not just add up"
                 self._nothing(row, why)
                 return None
-            self._check_replicas(row, owners, placement)
             first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
             blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
             self.members[first.rank] = placement.mesh
@@ -329,20 +331,23 @@ class _Side:
         self.ways["put together by their recorded placements"] += sum(way != COPIES for way in placements[0].ways)
         return blocks
 
-    def _check_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> None:
-        ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+    def _worst_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> Any:
+        """The placement without replicas: where some differ, which is a finding, the worst stand for all."""
         for at, way in enumerate(placement.ways):
-            if way != COPIES:
+            ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+            if way != COPIES or ranks.shape[at] == 1:
                 continue
             lines = np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at])
             groups = [group for line in lines if not same(group := [owners[int(rank)] for rank in line])]
-            wholes = []  # what each copy makes with the shards beside it can be compared with the other side's value
-            for part in np.split(ranks, ranks.shape[at], axis=at) if groups else ():
-                mesh = tuple(part.reshape(-1).tolist())
-                wholes.append(of_placement(owners, replace(placement, mesh=mesh, mesh_shape=part.shape)))
-            for group in groups:
-                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, wholes, strict=True)]
-                self._report(row, self.partner.get(row), [copies])
+            parts = [replace(placement, mesh=tuple(part.reshape(-1).tolist()), mesh_shape=part.shape)
+                     for part in np.split(ranks, ranks.shape[at], axis=at)]  # fmt: skip
+            # What each copy makes with the shards beside it can be compared with the other side's value.
+            nodes = [of_placement(owners, part) for part in parts] if groups else []
+            for group in groups if None not in nodes else ():
+                copies = [piece._replace(stats=node[1]) for piece, node in zip(group, nodes, strict=True)]
+                odd = self._report(row, self.partner.get(row), [copies])
+                placement = parts[[piece.rank for piece in copies].index(odd.rank)]
+        return placement
 
     def _arithmetic(self, row: int, gradient: bool, block: Piece, way: Any) -> Arithmetic:
         if not gradient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import isnan, prod
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import dims
+from twinprobe._align.links import NONE, Pairs, from_partners
 from twinprobe._layout.pieces import (
     AXES,
     BLOCKS,
@@ -171,7 +173,7 @@ def _counts(piece: Piece) -> bool:
     return size > 1 and size in (piece.shape or ()) and piece.stats[:2] == (size - 1, 0)
 
 
-def reductions_of(whole: Whole) -> tuple[dict[Any, int] | None, set[Any]]:
+def reductions(whole: Whole) -> tuple[dict[Any, int] | None, set[Any]]:
     """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; None at L0.
 
     Beside them those of which not the sum is taken but the largest or the smallest.
@@ -192,7 +194,7 @@ def reductions_of(whole: Whole) -> tuple[dict[Any, int] | None, set[Any]]:
             for line in along(whole.pieces_of(row), AXES.index("tp")):
                 found.setdefault(signature(line), outputs.get(op, -1))
                 extremes |= {signature(line)} if op in extreme else set()
-    return _parts_of_sums(whole, found), extremes
+    return parts_of_sums(whole, found), extremes
 
 
 def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Mapping[Any, int]) -> set[int]:
@@ -256,7 +258,7 @@ def _contents(pieces: Sequence[Piece]) -> Any:
                  for piece in pieces)  # fmt: skip
 
 
-def _parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
+def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
     """What recorded reductions take, and what was added up before to what they take: a sum of partial sums is one.
 
     Layers whose outputs are added (attention and an MLP side by side) need one reduction for both.
@@ -294,25 +296,43 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
     in as many calls as a rank has parameters; what becomes of them stands in optimizer.json. Lists that collectives
     fill have a piece of each rank.
     """
-    own: set[str] = set()
-    for run in (dump.run for dump in whole.ranks.values()):  # the whole run has another order
-        backward = [at for at, op in enumerate(run.op_names) if op.direction == BACKWARD]
-        calls = list(zip(run.ops, run.op_names, strict=True))[max(backward, default=len(run.ops)) + 1 :]
-        own |= {
-            name for name, op in calls if not op.is_module and op.direction == FORWARD and not run.parents.get(name)
-        }
-    ops, names = whole.pieces["op"].to_list(), whole.table["name"].to_list()
-    lists = [row for row, name in enumerate(names) if COLLECTIVE.match(name) and _IN_LIST.search(name)]
-    found = dict.fromkeys(lists, "it is one rank's piece in a list of all ranks'")
-    rows = [row for row, op in enumerate(ops) if op in own]
-    return found | dict.fromkeys(rows, "it is called after backward, for a rank's own gradients")
+    own: dict[int, set[str]] = {}
+    for rank, dump in whole.ranks.items():  # the whole run has another order, and other names
+        run = dump.run
+        last = max((at for at, op in enumerate(run.op_names) if op.direction == BACKWARD), default=len(run.ops))
+        calls = enumerate(run.op_names[last + 1 :], last + 1)
+        late = [at for at, op in calls if not op.is_module and op.direction == FORWARD]
+        late = [at for at in late if not run.parents.get(run.ops[at])]
+        own[rank] = set(run.table.filter(run.table["op"].is_in(late))["name"].to_list())
+    found: dict[int, str] = {}
+    for row, (ranks, names) in enumerate(whole.pieces.select("rank", "own_name").iter_rows()):
+        if names[0] in own[ranks[0]]:
+            found[row] = "it is called after backward, for a rank's own gradients"
+        elif COLLECTIVE.match(names[0]) and _IN_LIST.search(names[0]):
+            found[row] = "it is one rank's piece in a list of all ranks'"
+    return found
+
+
+def without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
+    """The pairs but those of collectives: groups of another size exchange other pieces, in another order.
+
+    A sum is the same in any order; on the way back its scale depends on how many ranks share the batch.
+    """
+    names, kinds, calls = target.table["name"], target.table["kind"], target.table["op"]
+    back = next((at for at, op in enumerate(target.op_names) if op.direction == BACKWARD), len(target.ops))
+    sums = names.str.contains(r"^\w+\.all_reduce\.") & (kinds == TENSOR) & (calls < back)
+    own = (names.str.contains(COLLECTIVE.pattern) & ~sums).to_numpy()
+    partners = np.where(own[pairs.target], NONE, pairs.golden)[pairs.target >= 0].tolist()
+    rules = ["" if partner == NONE else rule for partner, rule in zip(partners, pairs.rule, strict=False)]
+    found = from_partners(partners, golden.table.height, rules, pairs.notes)
+    return replace(found, groups=pairs.groups, call_groups=pairs.call_groups)
 
 
 def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
     """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
     found: dict[int, Shape] = {}
-    heads = [_shared_heads(whole) for whole in (target, golden)]
+    heads, optimizer = [_shared_heads(whole) for whole in (target, golden)], target.path.name.startswith("optimizer")
     of_gradient = _gradients_of(target)
     for rows in sorted(partners, key=lambda rows: rows[0] in of_gradient):
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
@@ -323,16 +343,20 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
         weight = roles[rows[0]] in (PARAMETER, GRADIENT)
         pieces, counts, known = [], [], None
         for whole, row, shared in zip((target, golden), rows, heads, strict=True):
-            placement = next((one for one in whole.placements_of(row) if one is not None), None)
             own = whole.pieces_of(row)
-            if placement is not None and target.path.name.startswith("optimizer"):
-                known = placement.whole
-            pieces.append(own if placement is None else [own[0]._replace(shape=placement.whole)])
+            # The ranks of a mesh make a whole, which may be a part of the batch: other meshes have others.
+            meshes = {(piece.place[0], placement.mesh): piece._replace(shape=placement.whole)
+                      for piece, placement in reversed([*zip(own, whole.placements_of(row), strict=True)])
+                      if placement is not None}  # fmt: skip
+            if meshes and optimizer:
+                known = next(iter(meshes.values())).shape
+            pieces.append(list(reversed(meshes.values())) or own)
             counts.append(shared.get((_without_direction(whole.pieces["op"][row]), own[0].shape), 1))
-        goal = _common_shape(pieces, weight)
+        sums = roles[rows[0]] != PARAMETER and not optimizer
+        goal = _common_shape(pieces, weight, sums)
         if max(counts) > 1 and (goal is None or goal[0]):  # they do not fit as they are
             once = [[group[0] for group in groups_of(own, count)] for own, count in zip(pieces, counts, strict=True)]
-            goal = min((one for one in (goal, _common_shape(once, weight)) if one is not None), default=None)
+            goal = min((one for one in (goal, _common_shape(once, weight, sums)) if one is not None), default=None)
         # Stretches of flat parameters (FSDP1) fit to any shape: to the one that is recorded.
         shape = goal[1] if goal is not None else known
         if shape is not None:
@@ -366,10 +390,10 @@ def _gradients_of(whole: Whole) -> dict[int, int]:
     return found
 
 
-def _common_shape(sides: Sequence[list[Piece]], weight: bool) -> tuple[int, Shape] | None:
+def _common_shape(sides: Sequence[list[Piece]], weight: bool, sums: bool) -> tuple[int, Shape] | None:
     places = [tuple((piece.place, piece.shape or ()) for piece in pieces) for pieces in sides]
     copies = [tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))) for pieces in sides]
-    return common_shape(places[0], places[1], (copies[0], copies[1]), weight)
+    return common_shape(places[0], places[1], (copies[0], copies[1]), weight, sums)
 
 
 def _shared_heads(whole: Whole) -> dict[tuple[str, Shape | None], int]:

@@ -172,12 +172,11 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),
         *(name for name in first.table.columns if name not in ("op", "role", "name")),
     )  # fmt: skip
-    kept = rows.select("op", "suffix", "expert", "expected", "equal", *(f"{name}_all" for name in _LISTS))
-    pieces = kept.rename({f"{name}_all": name for name in _LISTS})
+    kept = (pl.col(f"{name}_all").alias(name) for name in _LISTS)
+    pieces = rows.select("op", "suffix", "expert", "expected", "equal", *kept)
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
-    whole.parents, whole.arrangement = parents, str(layout)
-    whole.findings += [*odd, *said]
+    whole.parents, whole.arrangement, whole.findings = parents, str(layout), odd + said
     if routing:
         whole.own_words = frozenset(map(call_head, around))
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")

@@ -20,7 +20,7 @@ from twinprobe._live.running import Options
 from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.tolerance import Gap, transposed
-from twinprobe._record.rows import Note
+from twinprobe._record.entries import Note
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import DIGESTS, STATISTICS, Run
 from twinprobe._runs.tensors.elements import HostTensor
@@ -376,8 +376,21 @@ def _explain(findings: list[Finding]) -> str:
         when = "before anything runs" if findings[0].phase == BEFORE_PHASE else "after the step"
         return f"its buffers differ {when}: {named} ({why})"
     if "loss" in places:
-        return f"the losses differ although all outputs agree ({why})"
+        return f"the losses differ although all outputs agree{_times(findings[0].gap.max_rel)} ({why})"
     return next((text for place, text in _EXPLANATIONS.items() if place in places), f"{named}: {why}")
+
+
+def _times(relative: float) -> str:
+    """Where one loss is a whole number of times the other, say so: a sum of so many elements against their mean."""
+    if not isfinite(relative) or relative <= 0:
+        return ""
+    times = 1 / (1 - relative) if relative < 1 else 1 + relative
+    whole = times >= 2 - _SAME_TIMES and abs(times - round(times)) <= _SAME_TIMES * times
+    which = ("base's", "raw's") if relative < 1 else ("raw's", "base's")
+    return f": {which[0]} is {round(times)} times {which[1]}, a sum against a mean?" if whole else ""
+
+
+_SAME_TIMES = 1e-5
 
 
 def _line(run: LiveRun, name: str) -> str:

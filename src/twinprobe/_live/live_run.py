@@ -12,9 +12,9 @@ from typing import Any, cast
 import numpy as np
 
 from twinprobe._measure.elements import address_of
+from twinprobe._record.calls import StackTable
+from twinprobe._record.entries import Note
 from twinprobe._record.memory.engine import Columns, LiveRows, MemoryEngine, plain_leaf
-from twinprobe._record.rows import Note
-from twinprobe._record.stacks import StackTable
 from twinprobe._runs.dump_json import Stacks
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, PARAMETER, TENSOR, Leaf, table_of

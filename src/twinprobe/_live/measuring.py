@@ -46,7 +46,7 @@ from twinprobe._measure.tolerance import (
     compare_places,
     worth_kernel,
 )
-from twinprobe._record.rows import Note, Row
+from twinprobe._record.entries import Note, Row
 from twinprobe._runs.dtypes import dtype_name
 from twinprobe._runs.names import FORWARD, GRADIENTS, OpName, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER

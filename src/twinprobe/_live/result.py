@@ -301,7 +301,10 @@ def _following(first: FirstDifference, differences: list[Finding]) -> Iterator[T
     names = list(dict.fromkeys(finding.raw for finding in following))
     if names:
         yield _text("  then differ  ", "dim", listed(names, _FOLLOWING))
-    for finding in [finding for finding in following if finding.cause == INJECTED][:3]:
+    # What differs in a later phase (gradients, updated weights) follows from what differs in this one.
+    begun = {finding.raw: finding for finding in reversed(following)
+             if finding.cause == INJECTED and finding.phase == first.phase}  # fmt: skip
+    for finding in [begun[name] for name in names if name in begun][:3]:
         yield _text("  also begins  ", "dim", f"{finding.raw} ({finding.phase}: {finding.gap.why})")
 
 

@@ -6,7 +6,7 @@ weights stay: a second copy of a model, for the rare error, would cost every com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._judge.layer_settings import differing_settings
 from twinprobe._live.frameworks.adapter import FRAMEWORKS, Adapter, Call, Loss, adapter_named, adapter_of, array_on_host
 from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import LiveRun, live_run
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._measure.tolerance import STRICT, Tolerance
+from twinprobe._record.recorder import built_with
 from twinprobe._report.console import say
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
@@ -257,10 +259,15 @@ _SETTING = (bool, int, float, str, type(None))
 
 
 def settings_of_layers(raw: Model, base: Model, path: str, partner: str) -> str:
-    """What two layers of one class were built with and differs: ``approximate: tanh against none``. Weights apart."""
+    """What two layers were built with and differs: ``approximate: tanh against none``. Weights apart.
+
+    Of two layers of one class, everything counts; of others, what has one meaning in all frameworks.
+    """
     layers = raw.paths.layer.get(path), base.paths.layer.get(partner)
-    if layers[0] is None or type(layers[0]) is not type(layers[1]):
+    if layers[0] is None or layers[1] is None:
         return ""
+    if type(layers[0]) is not type(layers[1]):
+        return "; ".join(differing_settings(built_with(layers[0]), built_with(layers[1])))
     target, golden = (
         {
             name: value for name, value in vars(layer).items()
@@ -269,25 +276,6 @@ def settings_of_layers(raw: Model, base: Model, path: str, partner: str) -> str:
         for layer in layers
     )  # fmt: skip
     return "; ".join(differing_settings(target, golden, without=("training",)))
-
-
-def differing_settings(target: Mapping[str, Any], golden: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
-    """``lr: 0.002 against 0.001`` for each setting that both have and that differs."""
-    return [
-        f"{name}: {_shown(value)} against {_shown(golden[name])}"
-        for name, value in target.items()
-        if name in golden and name not in without and not name.startswith("__") and not _equal(value, golden[name])
-    ]
-
-
-def _equal(target: Any, golden: Any) -> bool:
-    if isinstance(target, int | float) and isinstance(golden, int | float):
-        return target == golden or abs(target - golden) <= 1e-12 * max(abs(target), abs(golden))
-    return bool(target == golden)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 _FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._measure.loops.sums import BLOCK
 from twinprobe._runs.dtypes import COMPLEX, NARROW_FLOATS, small_floats, widened
 from twinprobe._runs.tensors.elements import HostTensor, JoinedElements
 
@@ -27,6 +28,11 @@ ANY_ORDER = (-1,)  # of axes: the same elements in an order that nothing tells
 def calculation_dtype(*names: str) -> np.dtype[Any]:
     """The type in which such elements, and their relative errors, are compared: float32 if it holds all exactly."""
     return FLOAT32 if NARROW_FLOATS.issuperset(names) else FLOAT64
+
+
+def block_count(size: int) -> int:
+    """How many rows of sums so many elements take."""
+    return -(-size // BLOCK)
 
 
 def widen(dtype: str, data: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._measure.elements import block_count
 from twinprobe._measure.loops.sums import (
     BLOCK,
     FIVE_THOUSANDTHS,
@@ -23,7 +24,6 @@ from twinprobe._measure.loops.sums import (
     SQUARES,
     TENSOR_COLUMNS,
     Engine,
-    block_count,
 )
 from twinprobe._scale.engine import cores
 

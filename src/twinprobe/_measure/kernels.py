@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import binding  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import address_of
+from twinprobe._measure.elements import address_of, block_count
 from twinprobe._measure.loops.inference_sums import STATE, WIDTH
 from twinprobe._measure.loops.sums import (
     BLOCK,
@@ -26,7 +26,6 @@ from twinprobe._measure.loops.sums import (
     STRETCH_AT,
     TENSOR_COLUMNS,
     WORKSPACE,
-    block_count,
 )
 from twinprobe._measure.machine_code import ensure_usable, load
 from twinprobe._runs.dtypes import WIDTHS

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import FLOAT64, calculation_dtype, complex_numbers, numbers, widen
+from twinprobe._measure.elements import FLOAT64, block_count, calculation_dtype, complex_numbers, numbers, widen
 from twinprobe._measure.engine import engine_for, engine_of, inner, over_strips, relative_errors, worth_kernels
 from twinprobe._measure.loops.sums import (
     BLOCK,
@@ -24,7 +24,6 @@ from twinprobe._measure.loops.sums import (
     TARGET_SQUARES,
     WITHIN_ONE,
     Engine,
-    block_count,
 )
 from twinprobe._measure.statistics import is_sound, relative_norm_by_scaling
 from twinprobe._runs.dtypes import COMPLEX, INTEGERS

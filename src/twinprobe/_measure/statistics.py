@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import FLOAT64, calculation_dtype, complex_numbers, numbers
+from twinprobe._measure.elements import FLOAT64, block_count, calculation_dtype, complex_numbers, numbers
 from twinprobe._measure.engine import engine_for, inner, over_strips
-from twinprobe._measure.loops.sums import BLOCK, MAX, MIN, SQUARES, SUM, TENSOR_COLUMNS, Engine, block_count
+from twinprobe._measure.loops.sums import BLOCK, MAX, MIN, SQUARES, SUM, TENSOR_COLUMNS, Engine
 from twinprobe._runs.dtypes import COMPLEX, INTEGERS
 from twinprobe._runs.table import ABSENT, FLOAT, INT, STATS, TEXT
 from twinprobe._runs.tensors.elements import HostTensor

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from twinprobe._record.rows import Entry, Note, Row, notes_of
-from twinprobe._record.writer import logger, size_of
+from twinprobe._record.entries import Entry, Note, Row, logger, notes_of
+from twinprobe._record.writer import size_of
 from twinprobe.errors import BadInput
 
 _HELD_BYTES = 1 << 30

@@ -1,16 +1,17 @@
-"""Calls of modules and APIs while they run: numbered, noted before and after, and who encloses whom."""
+"""Calls of modules and APIs while they run: numbered, noted before and after, who encloses whom, from which lines."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+import linecache
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.rows import without_values
-from twinprobe._record.stacks import Stack
+from twinprobe._record.entries import without_values
 
 CORE, FOCUS, LOW, MINOR = 0, 1, 2, 3
 Names = frozenset[str]
@@ -109,6 +110,68 @@ def rank_of(name: str, core: Names = CORE_NAMES, low: Names = LOW_NAMES, minor: 
     """How much calls of a function matter; ``linalg.norm`` counts as ``norm`` where it is not named itself."""
     bare = name.rpartition(".")[2]
     return CORE if name in core else LOW if bare in low else MINOR if bare in minor else FOCUS
+
+
+# Which calls are wanted: scope and list, matched by name.
+
+_MODULE_KINDS = ("Module.", "Cell.", "Layer.")
+
+
+class NameFilter:
+    """Decides by full name whether a call is recorded, and remembers which list entries ever matched."""
+
+    def __init__(self, config: RecordConfig) -> None:
+        self._scope = config.scope
+        self._names = config.names
+        self._tensors = config.tensor_names
+        self._unmatched = set(config.names) | set(config.tensor_names) | set(config.scope or ())
+        self._inside_scope = False
+        self._seen: dict[str, None] = {}
+        self._watching = bool(self._unmatched)
+        self.everything = not (config.scope or config.names)
+        self.takes_all = not self._watching  # and no name needs a look
+
+    def entering(self, name: str) -> None:
+        """A call begins: the first name of the scope opens it."""
+        if self._scope and name == self._scope[0]:
+            self._inside_scope = True
+            self._unmatched.discard(name)
+
+    def leaving(self, name: str) -> None:
+        """A call ended: the last name of the scope closes it."""
+        if self._scope and name == self._scope[1]:
+            self._inside_scope = False
+            self._unmatched.discard(name)
+
+    def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
+        """Whether this call is recorded; ``ancestors`` are the enclosing module calls, innermost first."""
+        if self._watching:
+            if len(self._seen) < 20_000:
+                self._seen[name] = None
+            if self._unmatched:
+                self._unmatched = {entry for entry in self._unmatched if entry not in name}
+        if self.everything:
+            return True
+        if self._scope:
+            return self._inside_scope
+        chain = tuple(ancestors)  # walked once per entry of the list
+        return any(
+            entry in name or (entry.startswith(_MODULE_KINDS) and any(entry in ancestor for ancestor in chain))
+            for entry in self._names
+        )
+
+    def wants_tensors(self, name: str) -> bool:
+        """Whether tensor_list asks for this call's real tensors."""
+        return bool(self._tensors) and any(entry in name for entry in self._tensors)
+
+    def complaints(self) -> list[str]:
+        """One sentence per entry of scope, list or tensor_list that never matched, with the nearest names."""
+        lines = []
+        for name in sorted(self._unmatched):
+            near = difflib.get_close_matches(name, self._seen, n=3, cutoff=0.3)
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            lines.append(f"'{name}' matched no call{hint}")
+        return lines
 
 
 @dataclass(slots=True, eq=False)
@@ -360,3 +423,84 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
         pairs = {key: replaced(item, swap) for key, item in value.items()}
         return pairs if any(pairs[key] is not item for key, item in value.items()) else value
     return swap(value)
+
+
+# Call stacks: a few integers while the step runs, text once per distinct stack when it is written.
+
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}  # hashing a code object itself is slow
+_FAILED = "the call stack could not be read"
+
+
+class Stack:
+    """One distinct call stack: its own frames, then those of ``base``."""
+
+    __slots__ = ("base", "frames", "names")
+
+    def __init__(self, frames: list[tuple[CodeType, int]], base: Stack | None) -> None:
+        self.frames = frames
+        self.base = base
+        self.names: list[str] = []
+
+
+class StackTable:
+    """Which calls came from which stack. Frames of files under ``hidden`` are left out."""
+
+    def __init__(self, hidden: tuple[str, ...]) -> None:
+        self._hidden = hidden
+        self._stacks: dict[tuple[int, ...], Stack] = {}
+
+    def place(self, frame: FrameType | None, base: Stack | None = None, stop: int = 0, *, apart: bool = False) -> Stack:
+        """The stack of a frame. The walk ends at the frame with id ``stop`` and goes on with ``base``, its stack.
+
+        ``apart``: what it has as its base is the stack of all frames but the first, which calls inside share.
+        """
+        places = [id(base)]
+        outer = frame
+        while outer is not None and id(outer) != stop:
+            places += id(outer.f_code), outer.f_lasti  # hashing a code object itself is slow
+            outer = outer.f_back
+        if outer is None:
+            base = None
+            places[0] = 0
+        if apart:
+            places.append(0)
+        key = tuple(places)
+        stack = self._stacks.get(key)
+        if stack is None:
+            if apart and frame is not None:
+                base, outer = self.place(frame.f_back, base, stop), frame.f_back
+            frames = []
+            while frame is not None and frame is not outer:
+                frames.append((frame.f_code, frame.f_lasti))
+                frame = frame.f_back
+            stack = self._stacks[key] = Stack(frames, base)
+        return stack
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of stack.json: running number to [names, frames]."""
+        texts: dict[tuple[str, ...], list[str]] = {}
+        for stack in list(self._stacks.values()):  # the program may go on meanwhile, and with it this table
+            if not stack.names:
+                continue
+            lines = []
+            part: Stack | None = stack
+            while part is not None:
+                frames = [frame for frame in part.frames if not frame[0].co_filename.startswith(self._hidden)]
+                lines += [_frame_text(code, instruction) for code, instruction in frames]
+                part = part.base
+            texts.setdefault(tuple(lines or [_FAILED]), []).extend(stack.names)
+        return {str(number): [names, list(lines)] for number, (lines, names) in enumerate(texts.items())}
+
+
+def _frame_text(code: CodeType, instruction: int) -> str:
+    key = (id(code), instruction)
+    cached = _texts.get(key)
+    if cached is None:
+        line = code.co_firstlineno
+        for start, end, number in code.co_lines():
+            if start <= instruction < end and number is not None:
+                line = number
+        source = linecache.getline(code.co_filename, line).strip()
+        text = f"File {code.co_filename}, line {line}, in {code.co_name}, \n {source}"
+        cached = _texts[key] = (code, text)
+    return cached[1]

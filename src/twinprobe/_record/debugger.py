@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from twinprobe._record.config import load_config
+from twinprobe._record.entries import Entry
 from twinprobe._record.recorder import Recorder
-from twinprobe._record.rows import Entry
 from twinprobe.errors import BadInput, MissingPackage
 
 

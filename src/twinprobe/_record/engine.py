@@ -16,21 +16,12 @@ from types import FrameType
 from typing import IO, Any
 
 from twinprobe._record.bench_check import BenchCheck
-from twinprobe._record.config import NameFilter, RecordConfig
-from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, notes_of
-from twinprobe._record.stacks import Stack, StackTable
-from twinprobe._record.writer import (
-    TENSOR_FOLDER,
-    DumpFolder,
-    Problems,
-    Worker,
-    is_disk_error,
-    logger,
-    size_of,
-    speak,
-)
+from twinprobe._record.calls import NameFilter, Stack, StackTable
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.entries import Entry, Problems, Renderer, logger, notes_of, speak
+from twinprobe._record.writer import TENSOR_FOLDER, DumpFolder, Worker, is_disk_error, size_of
 from twinprobe._record.writer_process import RemoteFolder, WriterProcess, start_writer_process
+from twinprobe._runs.names import LAYERS
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -92,6 +83,10 @@ class Framework(ABC):
     def settings(self) -> dict[str, Any]:
         """Settings that change the rounding of this program's results, for the dump's header: plain values by name.
         ``autocast`` is a dtype or None."""
+        return {}
+
+    def layer_settings(self) -> dict[str, dict[str, Any]]:
+        """What the layers were built with, by their paths, for the dump's header."""
         return {}
 
     @abstractmethod
@@ -450,6 +445,7 @@ class Engine:
     def _write_updates(self, step: Step) -> None:
         """optimizer.json, in the grammar of dump.json: statistics, whatever else the task keeps."""
         path, header = step.folder.path, step.folder.header | {"task": "statistics"}
+        header["settings"] = {key: value for key, value in header.get("settings", {}).items() if key != LAYERS}
         folder: DumpFolder | RemoteFolder = DumpFolder(path, header, index="optimizer")
         if isinstance(step.folder, RemoteFolder) and self._process is not None and not self._process.gone:
             folder = RemoteFolder(self._process, path, header, "optimizer", self._renderer, sketches=False)
@@ -529,7 +525,8 @@ class Engine:
                     settings = self.framework.settings() | settings
                 except Exception as error:
                     self.problems.note("asking for the precision settings", error)
-                step.folder.header["settings"] = settings
+                layers = self.framework.layer_settings()
+                step.folder.header["settings"] = settings | ({LAYERS: layers} if layers else {})
             opens = step.folder.reopen if step.closed else step.folder.open
             self._worker.put(lambda: self._guarded(step, opens))
             step.closed, step.writable = False, True

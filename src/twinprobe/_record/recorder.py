@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from twinprobe._record.bench_check import BenchCheck
 from twinprobe._record.calls import Api, ModuleInfo, wanted_ranks
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework
+from twinprobe._record.entries import Capturer, Entry, unrecorded
 from twinprobe._record.perturb import Perturbation
-from twinprobe._record.render import Capturer, unrecorded
-from twinprobe._record.rows import Entry, GradientWatch
 from twinprobe.errors import BadInput
 
 
@@ -27,6 +27,7 @@ class Recorder(Framework):
     capture: Capturer
     modules: Any
     parameters: GradientWatch
+    watched_modules: Any  # path, module and whether it is compiled, for each module of a model
 
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         self.config = config
@@ -46,6 +47,7 @@ class Recorder(Framework):
         self._keep_all = config.task == "tensor" or config.summaries
         self.shares_notes = self.takes_all and not self._keep_all  # those of one tensor in several calls
         self._parents: dict[str, str | None] = {}
+        self._layers: dict[str, dict[str, Any]] = {}
         if config.bench_path is not None:
             self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._stop_keeping)
 
@@ -138,6 +140,7 @@ class Recorder(Framework):
         try:
             self.paused = token_range is not None
             self._observe(models, isinstance(model, list | tuple), token_range)
+            self._layers = self._built(models, isinstance(model, list | tuple)) if self.config.optimizer else {}
         except Exception as error:
             self._release()
             self.engine.active = False
@@ -145,6 +148,18 @@ class Recorder(Framework):
         except BaseException:
             self._release()
             raise
+
+    def layer_settings(self) -> dict[str, dict[str, Any]]:
+        return self._layers
+
+    def _built(self, models: list[Any], several: bool) -> dict[str, dict[str, Any]]:
+        found = {}
+        for position, model in enumerate(models):
+            front = f"{position}." if several else ""
+            for path, module, _ in self.watched_modules(model):
+                if settings := built_with(module):
+                    found[front + path] = settings
+        return found
 
     def check_models(self, model: Any) -> list[Any]:
         """The modules to watch; BadInput for anything else."""
@@ -276,6 +291,43 @@ class Recorder(Framework):
             self.engine.filter.leaving(name)
 
 
+# What layers were built with and no tensor shows, under one name for all frameworks.
+_SETTINGS = {
+    **{name: name for name in (
+        "eps", "momentum", "p", "approximate", "negative_slope", "alpha", "kernel_size", "stride", "padding",
+        "padding_mode", "pad_mode", "output_padding", "dilation", "groups", "num_groups", "ceil_mode", "dim",
+        "align_corners", "scale_factor", "count_include_pad", "norm_type", "bidirectional", "dropout", "track_running_stats",
+    )},
+    "epsilon": "eps", "variance_epsilon": "eps", "layer_norm_eps": "eps", "group": "groups", "ksize": "kernel_size",
+    "axis": "dim",
+}  # fmt: skip
+_PLAIN = (bool, int, float, str)
+
+
+def built_with(layer: Any) -> dict[str, Any]:
+    """What a layer was built with, in PyTorch's meaning: what it does not use now (in evaluation) is left out."""
+    found: dict[str, Any] = {}
+    for attribute, value in vars(layer).items():
+        name = _SETTINGS.get(attribute.lstrip("_"))
+        if name is None or value is None:  # None: whatever is usual
+            continue
+        if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
+            value = value[0] if len(set(value)) == 1 else str(list(value))  # one number for all axes
+        if attribute == "_momentum" and isinstance(value, float):
+            value = round(1.0 - value, 12)  # Paddle's batch norms say what is kept of their statistics
+        if isinstance(value, _PLAIN):
+            found[name] = value
+    if isinstance(found.get("approximate"), bool):
+        found["approximate"] = "tanh" if found["approximate"] else "none"
+    averages = found.pop("track_running_stats", True) is not False
+    averages = averages and any("BatchNorm" in parent.__name__ for parent in type(layer).__mro__)
+    if not averages or not getattr(layer, "training", True):
+        found.pop("momentum", None)
+    if not getattr(layer, "training", True):
+        found.pop("p", None)
+    return found
+
+
 def _check_token_range(token_range: Any, models: list[Any]) -> None:
     """A pair of counts from 0 on, first not after last."""
     if token_range is None:
@@ -286,3 +338,93 @@ def _check_token_range(token_range: Any, models: list[Any]) -> None:
         raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 up: the first and the last token")
     if not models:
         raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")
+
+
+# Gradients of parameters by module: one entry for each module and backward pass.
+
+
+class GradientWatch(Protocol):
+    """Collects the gradients of watched modules' parameters."""
+
+    def attach(self, infos: Iterable[Any]) -> None:
+        """Collect those of these modules."""
+
+    def flush(self) -> None:
+        """A pass is over."""
+
+    def detach(self) -> None:
+        """Hand over what has come, and collect no more."""
+
+
+class Group:
+    """The parameters of one module and the gradients of this pass that have come."""
+
+    __slots__ = ("expected", "found", "module", "prefix")
+
+    def __init__(self, module: Any, prefix: str, expected: int) -> None:
+        self.module = module
+        self.prefix = prefix
+        self.expected = expected
+        self.found: dict[str, Any] = {}
+
+
+class ParameterGradients:
+    """The groups that are watched, and the hooks on their parameters."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._handles: list[Any] = []
+        self._groups: list[Group] = []
+
+    def detach(self) -> None:
+        """Emit what came and remove every hook."""
+        self.flush()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._groups.clear()
+
+    def flush(self) -> None:
+        """The pass is over: emit what came, even where some gradients did not."""
+        for group in self._groups:
+            if group.found:
+                self._emit(group)
+
+    def attach(self, infos: Iterable[Any]) -> None:
+        """Watch the parameters of every watched module. Each hook sees the gradient of one backward pass, summed over
+        all uses."""
+        work = self._recorder.work
+        for info in infos:
+            named = self._recorder.watched_parameters(info)
+            if named:
+                group = Group(info.module, info.prefix, len(named))
+                self._groups.append(group)
+                for name, parameter in named.items():
+                    hook = partial(work, "recording a parameter's gradient", self._arrived, group, name)
+                    self._watch(parameter, hook)
+
+    def _watch(self, parameter: Any, hook: Callable[[Any], None]) -> None:
+        self._handles.append(parameter.register_hook(hook))
+
+    def _arrived(self, group: Group, name: str, gradient: Any) -> None:
+        recorder = self._recorder
+        if not recorder.active or recorder.muted:
+            return
+        if name in group.found:  # a second gradient of a parameter is of another pass
+            self._emit(group)
+        recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
+        group.found[name] = recorder.note_parameter_gradient(group.module, name, gradient)
+        if len(group.found) == group.expected:
+            self._emit(group)
+
+    def _emit(self, group: Group) -> None:
+        gradients, group.found = group.found, {}
+        emit_gradients(self._recorder, group.prefix, gradients)
+
+
+def emit_gradients(recorder: Any, prefix: str, gradients: dict[str, Any]) -> None:
+    """Hand over the gradients of one module, as the next pass of it."""
+    front = f"{prefix}parameters_grad"
+    name = f"{front}.{recorder.engine.count(front)}"
+    if recorder.wants(name):
+        recorder.engine.emit(Entry(name, gradients, boxed=True))

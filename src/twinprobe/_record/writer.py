@@ -6,11 +6,9 @@ import ctypes
 import errno
 import hashlib
 import json
-import logging
 import os
 import shutil
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -22,8 +20,7 @@ from typing import IO, Any
 import msgspec
 
 from twinprobe._measure.blocks import one_summary
-from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, Row, sketches_of
+from twinprobe._record.entries import Entry, Renderer, Row, sketches_of
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import DIRECTIONS
 from twinprobe._runs.sketches import SUFFIX, SketchJournal
@@ -389,51 +386,3 @@ class Worker:
 def size_of(value: Any) -> int:
     """Bytes of a payload that waits for the writer; 0 for what has no size."""
     return int(getattr(value, "nbytes", 0) or 0)
-
-
-# Errors inside the recorder: logged once per cause, kept in dump_error_info.log, never raised into the training.
-
-logger = logging.getLogger("twinprobe.record")
-LOG_NAME = "dump_error_info.log"
-
-
-def speak() -> None:
-    """Show the recorder's own lines even where the program has not set up logging."""
-    if not logger.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("twinprobe: %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-
-
-class Problems:
-    """Counts causes. A cause is the kind of error and the line it came from."""
-
-    def __init__(self) -> None:
-        self.folder: Path | None = None
-        self.counts: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def note(self, doing: str, error: BaseException) -> None:
-        """Log the first error of each cause in full; count the rest."""
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"
-        cause = f"{type(error).__name__} at {place}"
-        with self._lock:
-            count = self.counts[cause] = self.counts.get(cause, 0) + 1
-        if count > 1:
-            return
-        try:
-            text, details = str(error), "".join(traceback.format_exception(error))
-        except Exception:  # an error class of the program may fail to describe itself
-            text, details = "an error that cannot be shown", cause
-        logger.warning("error while %s (%s: %s); recording continues", doing, type(error).__name__, text)
-        if self.folder is None:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / LOG_NAME).open("a", encoding="utf-8", errors="replace") as log:
-                log.write(f"while {doing}: {details}\n")
-        except OSError:
-            self.folder = None  # the disk itself is the problem; the console has had the message

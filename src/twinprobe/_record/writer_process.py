@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 
 from twinprobe._measure.statistics import Statistics
-from twinprobe._record.render import Renderer
-from twinprobe._record.rows import LEAF_TAG, NOTE_TAG, Entry, Leaf, Note, Row, sketches_of
-from twinprobe._record.writer import DumpFolder, logger
+from twinprobe._record.entries import LEAF_TAG, NOTE_TAG, Entry, Leaf, Note, Renderer, Row, logger, sketches_of
+from twinprobe._record.writer import DumpFolder
 
 Folders = dict[int, tuple[DumpFolder, Renderer]]  # by number
 _LENGTH = struct.Struct("<Q")

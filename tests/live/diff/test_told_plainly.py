@@ -117,3 +117,28 @@ def test_the_words_count_what_differs_without_deciding() -> None:
     assert f"{result.counts()['compared'] - differing} pairs agree, but {differing} inner ones" in repr(result)
     same = nn.Sequential(nn.Linear(12, 12))
     assert repr(auto_diff(same, nn.Sequential(nn.Linear(12, 12)), X, quiet=True)).endswith("pairs agree>")
+
+
+def test_a_sum_against_a_mean_is_told_by_its_factor() -> None:
+    x = torch.randn(6, 3)
+    pair = nn.Linear(3, 2), nn.Linear(3, 2)
+    result = auto_diff(*pair, x, loss_fns=[lambda y: y.square().mean(), lambda y: y.square().sum()], quiet=True)
+    assert "raw's is 12 times base's, a sum against a mean?" in result.first.why
+    other = auto_diff(*pair, x, loss_fns=[lambda y: y.square().mean(), lambda y: y.abs().mean()], quiet=True)
+    assert "times" not in other.first.why
+
+
+def test_another_rate_of_a_dropout_is_no_other_random_number() -> None:
+    pair = (nn.Sequential(nn.Linear(3, 40), nn.Dropout(rate)) for rate in (0.0, 0.4))
+    result = auto_diff(*pair, torch.randn(6, 3), quiet=True)
+    assert "p: 0.4 against 0" in result.first.why
+    assert "random numbers" not in result.first.why
+
+
+def test_what_follows_in_the_gradients_does_not_also_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    def net(slope: float) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.LeakyReLU(slope), nn.Conv2d(8, 8, 3))
+
+    auto_diff(net(0.01), net(0.3), torch.randn(4, 3, 9, 9), loss_fns=lambda y: y.square().mean())
+    assert "also begins" not in capsys.readouterr().out

@@ -116,7 +116,9 @@ def outputs(module: nn.Module, cell: mnn.Cell, given: list[Any]) -> tuple[Any, A
     return one, first(cell(*map(ms.Tensor, narrow))).asnumpy()
 
 
-@pytest.mark.parametrize("to_mindspore", [True, False], ids=["to mindspore", "to torch"])
+@pytest.mark.parametrize(
+    "to_mindspore", [pytest.param(True, id="to mindspore"), pytest.param(False, id="to torch", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_both_compute_the_same_after_the_copy(case: Case, to_mindspore: bool) -> None:
     module, cell = case.one(), case.other()

@@ -111,3 +111,33 @@ def test_equal_weights_in_one_layer_and_in_three_are_compared_as_one(joined_is_b
     assert not wrong
     assert wrong.first.raw == raw
     assert "the parameter " in wrong.first.why
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (6, 4, 2)])
+@pytest.mark.parametrize("joined_is_base", [True, False])
+def test_parts_of_any_number_and_size_are_copied(sizes: tuple[int, ...], joined_is_base: bool) -> None:
+    """Gate and up in one layer; queries of more heads than keys and values have."""
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(6, size) for size in sizes)
+            self.out = nn.Linear(sum(sizes), 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.cat([part(x) for part in self.parts], -1).sin())
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole, self.out = nn.Linear(6, sum(sizes)), nn.Linear(sum(sizes), 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.whole(x).sin())
+
+    parts, whole = Parts(), Whole()
+    layer_map = LayerMap()
+    layer_map.group(list(parts.parts), [whole.whole])
+    pair = (whole, parts) if joined_is_base else (parts, whole)
+    assert auto_diff(*pair, X, layer_map=layer_map, quiet=True)
+    assert torch.equal(torch.cat([part.weight for part in parts.parts]), whole.whole.weight)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from twinprobe import copy_weights
+from twinprobe.errors import BadInput
 from weights_bench import Case, arrays, copy_whole, scramble
 
 
@@ -133,3 +136,54 @@ def test_running_statistics_and_their_counter_are_copied() -> None:
 def test_statistics_that_one_side_does_not_keep_are_told() -> None:
     report = copy_whole(nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False))
     assert any("running variance" in notice for notice in report.notices)
+
+
+class Point(nn.Conv2d):
+    """A linear layer as a convolution of one point."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[..., None, None])[..., 0, 0]
+
+
+class InOut(nn.Module):
+    """A linear layer of the user's own, whose weight is stored the other way round."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
+@pytest.mark.parametrize("own", [lambda: Point(3, 5, 1), lambda: InOut(3, 5)])
+@pytest.mark.parametrize("to_linear", [True, False])
+def test_other_forms_of_a_linear_layer(own: Callable[[], nn.Module], to_linear: bool) -> None:
+    pair = own(), nn.Linear(3, 5)
+    target, source = reversed(pair) if to_linear else pair
+    x = torch.randn(4, 3)
+    copy_weights(target, source)
+    assert torch.allclose(target(x), source(x), atol=1e-6)
+
+
+def test_a_convolution_of_more_points_is_no_linear_layer() -> None:
+    with pytest.raises(BadInput, match="keep different things"):
+        copy_weights(nn.Conv1d(3, 5, 3), nn.Linear(9, 5))
+
+
+class MultiHeadAttention(nn.Module):
+    """Of the user's own, in spite of its name: what is inside is paired and copied as in any module."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        for name in order:
+            setattr(self, f"{name}_layer", nn.Linear(4, {"a": 6, "b": 2}[name]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.a_layer(x), self.b_layer(x)], -1)
+
+
+def test_a_class_of_the_users_own_may_be_called_as_a_special_layer() -> None:
+    target, source = nn.Sequential(MultiHeadAttention("ab")), nn.Sequential(MultiHeadAttention("ba"))
+    copy_weights(target, source)
+    assert torch.equal(target[0].a_layer.weight, source[0].a_layer.weight)

@@ -2,4 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from shared_updates import *  # noqa: F403
+
+from twinprobe.paddle import record
+
+
+def test_names_and_rates_of_parameters_are_their_own(tmp_path: Path) -> None:
+    """A parameter of the model itself; a rate that a parameter scales by its attribute, or its group does."""
+    import paddle
+
+    class Scaled(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = self.create_parameter([2])
+            self.shift = self.create_parameter([2], attr=paddle.ParamAttr(learning_rate=0.5))
+
+        def forward(self, x: Any) -> Any:
+            return (self.scale * x + self.shift).sum()
+
+    for groups in (False, True):
+        net = Scaled()
+        rates = [{"params": [net.scale]}, {"params": [net.shift], "learning_rate": 0.25}]
+        optimizer = paddle.optimizer.AdamW(0.1, parameters=rates if groups else net.parameters())
+        folder = tmp_path / str(groups)
+        with record(net, folder, level="L0"):
+            net(paddle.ones([2])).backward()
+            optimizer.step()
+        data = updates(folder)  # noqa: F405
+        assert [*data][:2] == ["Optimizer.scale.AdamW.0.forward", "Optimizer.shift.AdamW.0.forward"]
+        lr = [entry["input_kwargs"]["lr"]["value"] for entry in [*data.values()][:2]]
+        assert lr == [0.1, 0.025 if groups else 0.05]

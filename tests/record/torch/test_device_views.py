@@ -140,7 +140,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, sys.argv[1])
 from test_device_views import layouts
 from twinprobe._measure.cuda import measure
-from twinprobe._record.rows import Row
+from twinprobe._record.entries import Row
 from twinprobe._record.torch.device import DeviceRows
 from twinprobe._record.torch.host import host_measures
 from twinprobe._runs.sketches import ROW

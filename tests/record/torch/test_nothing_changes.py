@@ -230,3 +230,21 @@ def test_hooks_of_the_program_on_nodes_run_beside_ours_and_can_be_removed(tmp_pa
     assert dict(vars(torch.autograd.Function)) == before
     (dump,) = tmp_path.rglob("dump.json")
     assert "Module.0.layer.Linear.backward.0" in dump.read_text()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_mode_entered_while_recording_is_left_when_the_program_leaves_it(tmp_path: Path, level: str) -> None:
+    """From one step to the next the recorder leaves and comes back: not above a mode that the program has entered."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, str(tmp_path / "run"), level=level) as recording:
+        with torch.device("meta"):
+            for _ in range(2):
+                model(torch.ones(2, 4, device="cpu")).sum().backward()
+                optimizer.step()
+                recording.step()
+        assert torch.zeros(1).device.type == "cpu"
+        model(torch.ones(2, 4)).sum().backward()
+    assert torch.zeros(1).device.type == "cpu"
+    assert not torch._C._len_torch_function_stack()
+    assert len(list((tmp_path / "run").rglob("dump.json"))) == 3

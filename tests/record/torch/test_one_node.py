@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from twinprobe._record.torch.graph_index import GraphIndex
+from twinprobe._record.torch.autograd import GraphIndex
 from twinprobe.torch import record
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from support import slow
-from twinprobe._record import rows, writer_process
+from twinprobe._record import entries, writer_process
 from twinprobe._runs.run import open_run
 from twinprobe.torch import PrecisionDebugger
 from warm_python import run_warm
@@ -45,7 +45,7 @@ class Training:
 
     def __init__(self, path: Path, **options: Any) -> None:
         torch.manual_seed(0)
-        rows.load_kernels_beside()  # numpy, until they are there, rounds norms of sketches otherwise
+        entries.load_kernels_beside()  # numpy, until they are there, rounds norms of sketches otherwise
         for thread in threading.enumerate():
             if thread.name == "twinprobe-kernels":
                 thread.join()

@@ -125,6 +125,12 @@ def link_layers(work: Workspace) -> None:
     if arranged[0] is not None or arranged[1] is not None:
         ways[0].append(by_scope(work.target, work.partner, arranged[0]))
         ways[1].append(by_scope(work.golden, work.back, arranged[1]))
+    # A module may hold as parts of its own what the other has in two, each of which reads the same tensor: attention
+    # beside an MLP. Then layers that read one tensor stand side by side in one run alone, and as they ran in both.
+    ran = work.target.as_run(), work.golden.as_run()
+    if ran != (work.target.layers, work.golden.layers):
+        ways[0].append(by_scope(work.target, work.partner, ran[0]))
+        ways[1].append(by_scope(work.golden, work.back, ran[1]))
     for scope in target:
         other = work.partner[scope]
         options = [(one[scope], two.get(other, [])) for one, two in zip(*ways, strict=True)]
@@ -310,7 +316,7 @@ class _LayerMatcher:
 
 def _places(facts: Facts) -> dict[int, int]:
     """Node of a layer -> when it ran."""
-    return {layer.node: at for at, layer in enumerate(facts.layers)}
+    return {layer.node: at for at, layer in enumerate(facts.as_run())}
 
 
 def _reason(one: Layer, other: Layer, equal: bool) -> str:

@@ -318,6 +318,11 @@ class Facts:
             done.update(one.node for one in group)
         return ordered
 
+    def as_run(self) -> list[Layer]:
+        """The layers in the order in which they ran."""
+        places = {node: at for at, node in enumerate(self.tree.in_order)}
+        return sorted(self.layers, key=lambda layer: places[layer.node])
+
     def _branch(self, layer: Layer) -> tuple[int, object]:
         """Equal for linear layers of one module that read the same tensor."""
         read = self.fingerprints.tensor(layer.input_row) if layer.kind == LINEAR else None

@@ -22,21 +22,23 @@ class View:
 
     transposed: bool = False
     third: int | None = None  # of three equal parts along the first axis of the common form
+    rows: tuple[int, int] | None = None  # of the first axis of the common form, from one to before the other
     drop: int | None = None  # an axis of length one
     flat: bool = False
+    pointwise: bool = False  # the matrix of a convolution of one point: all further axes are of length one
 
     def of(self, array: Array) -> Array:
         """The array in the common form."""
         if self.drop is not None:
             array = array[(slice(None),) * self.drop + (0,)]
-        if self.flat:
-            array = array.reshape(-1)
+        if self.flat or self.pointwise:
+            array = array.reshape(-1 if self.flat else array.shape[:2])
         if self.transposed:
             array = array.T
         if self.third is not None:
             part = array.shape[0] // 3
             array = array[self.third * part : (self.third + 1) * part]
-        return array
+        return array if self.rows is None else array[slice(*self.rows)]
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in the common form, without an array."""
@@ -44,7 +46,10 @@ class View:
             stored = stored[: self.drop] + stored[self.drop + 1 :]
         if self.flat:
             stored = (int(np.prod(stored, dtype=np.int64)),)
+        stored = stored[:2] if self.pointwise else stored
         stored = stored[::-1] if self.transposed else stored
+        if self.rows is not None:
+            return self.rows[1] - self.rows[0], *stored[1:]
         return stored if self.third is None else (stored[0] // 3, *stored[1:])
 
 

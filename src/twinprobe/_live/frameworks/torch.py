@@ -23,9 +23,9 @@ from twinprobe._live.frameworks.adapter import (
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.entries import Capturer
 from twinprobe._record.memory.engine import RecorderPool
 from twinprobe._record.memory.torch import KeepingRecorder, KeptTensors
-from twinprobe._record.render import Capturer
 from twinprobe._runs.dtypes import STORAGE, dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput

@@ -190,11 +190,14 @@ _SPECIAL = {
 }  # fmt: skip
 
 
+_FRAMEWORKS = ("torch", "paddle", "mindspore")
+
+
 def kind_of(layer: Any) -> str:
-    """What kind of special layer this is; empty for an ordinary one."""
+    """What kind of special layer this is; empty for an ordinary one. A class of the user's may have such a name too."""
     for parent in type(layer).__mro__:
         kind = _SPECIAL.get(parent.__name__)
-        if kind:
+        if kind and parent.__module__.partition(".")[0] in _FRAMEWORKS:
             return kind
     return ""
 

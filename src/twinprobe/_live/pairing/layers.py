@@ -13,7 +13,7 @@ from twinprobe._align.calls import Side
 from twinprobe._live.frameworks.adapter import Adapter, adapter_of
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of, outside
-from twinprobe._record.rows import Row
+from twinprobe._record.entries import Row
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, Leaf, table_of

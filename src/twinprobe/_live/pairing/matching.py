@@ -289,13 +289,16 @@ def _leave_joined(raw: LiveRun, base: LiveRun, group: Group, raw_paths: Paths, m
     calls = {number for number, op in enumerate(map(parse_op, raw.ops)) if op.is_module and op.body == last}
     forward = {call for call in calls if _is_forward(raw.ops[call])}
 
-    def times(target: str, golden: str) -> float:
-        """How many times the larger of two shapes holds the smaller one."""
+    def parts(target: str, golden: str) -> bool:
+        """Whether one result is part of the other: as large a one as there are layers, or weights, to make it up."""
         small, large = sorted(prod(json.loads(shape)) for shape in (target, golden))
-        return large / small if small else 0
+        held = [[getattr(getattr(layer, "weight", None), "shape", None) for layer in side] for side in members]
+        known = all(shape is not None for side in held for shape in side)
+        as_many = known and sum(map(prod, held[0])) == sum(map(prod, held[1]))
+        return 0 < small < large and (as_many or large == max(counts) * small)
 
     if any(
-        ops[row] in forward and roles[row] == OUTPUT and times(shapes[0][row], shapes[1][golden_row]) == max(counts)
+        ops[row] in forward and roles[row] == OUTPUT and parts(shapes[0][row], shapes[1][golden_row])
         for row, golden_row, _ in matches.rows
     ):
         kept = {row for row, op in enumerate(ops) if op not in calls or (op in forward and roles[row] == INPUT)}

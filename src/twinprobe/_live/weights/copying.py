@@ -318,7 +318,7 @@ def match_group(target: Any, source: Any, group: Group) -> Match | None:
     if [slot.shape for slot in wanted] == [slot.shape for slot in offered]:
         copies = list(zip(wanted, offered, strict=True))
     if not copies or (across and any(_may_be_turned(*pair) for pair in copies)):
-        copies = _thirds(wanted, offered) or [(part, third) for third, part in _thirds(offered, wanted)]
+        copies = _joined(wanted, offered) or [(part, rows) for rows, part in _joined(offered, wanted)]
     if copies and not (across and any(_may_be_turned(*pair) for pair in copies)):
         return Match(copies=copies)
     wanted_names, offered_names = (" + ".join(type(layer).__name__ for layer in side) for side in members)
@@ -332,14 +332,19 @@ def match_group(target: Any, source: Any, group: Group) -> Match | None:
     )
 
 
-def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
-    """One layer that holds three others, q, k and v say, one after the other: each third with its part."""
+def _joined(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
+    """One layer that holds others one after the other, q, k and v or gate and up: the rows of each with its part."""
     pairs = []
     for slot in whole:
-        names = [part for part in parts if part.name == slot.name]
-        pairs += [(replace(slot, view=replace(slot.view, third=index)), part) for index, part in enumerate(names)]
-    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in pairs)
-    return pairs if len(pairs) == len(parts) == 3 * len(whole) and fits else []
+        start = 0
+        for part in (part for part in parts if part.name == slot.name and part.shape):
+            rows = start, start + part.shape[0]
+            pairs.append((replace(slot, view=replace(slot.view, rows=rows)), part))
+            start = rows[1]
+        if not slot.shape or start != slot.shape[0]:
+            return []
+    fits = all(rows.shape == part.shape and rows.held.shape != part.held.shape for rows, part in pairs)
+    return pairs if len(pairs) == len(parts) and fits else []
 
 
 def _may_be_turned(wanted: Slot, offered: Slot) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, overload
@@ -119,12 +119,14 @@ def match_layers(target: Layer, source: Layer) -> Match:
                 assert slot is not None
                 match.one_sided(slot, in_target=slot is wanted)
         match.by_name(dict(target.others), dict(source.others))
+    elif {target.family, source.family} == {"linear", "convolution"} and (slots := _as_linear(target, source)):
+        match.by_name(*slots)
     elif target.family is not None and source.family is not None:
         firsts = next(iter(target.slots.values()), None), next(iter(source.slots.values()), None)
         if firsts != (None, None):
             match.refuse(*firsts, f"a {target.family} and a {source.family} keep different things")
     elif framework_of(target.module) == framework_of(source.module):
-        match.by_name(_stored(target), _stored(source))
+        match.by_name(*_turned(match, target, source))
     else:
         _match_across_frameworks(match, target, source)
     return match
@@ -145,6 +147,33 @@ def _match_across_frameworks(match: Match, target: Layer, source: Layer) -> None
         elif matrix.shape == partner.shape[::-1]:
             free[partner.name] = Slot(partner.name, partner.held, TRANSPOSED)
     match.by_name(wanted, offered)
+
+
+def _as_linear(target: Layer, source: Layer) -> list[dict[str, Slot]]:
+    """A convolution of one point is a linear layer; nothing for any other convolution."""
+    found = []
+    for layer in (target, source):
+        slots, weight = layer.slots | layer.others, layer.slots.get("weight")
+        if layer.family == "convolution":
+            if weight is None or any(size != 1 for size in weight.shape[2:]):
+                return []
+            slots = {**slots, "weight": replace(weight, view=replace(weight.view, pointwise=True))}
+        found.append(slots)
+    return found
+
+
+def _turned(match: Match, target: Layer, source: Layer) -> list[dict[str, Slot]]:
+    """The weights of two layers of one framework as they are stored; a matrix of a class of the user's own is turned
+    where only that fits a linear layer."""
+    found = [_stored(target), _stored(source)]
+    for own, known in ((0, 1), (1, 0)):
+        matrix, weight = (found[side].get("weight") for side in (own, known))
+        if (target, source)[known].family != "linear" or matrix is None or weight is None:
+            continue
+        if len(matrix.shape) == 2 and matrix.shape == weight.shape[::-1] != weight.shape:
+            found[own]["weight"] = replace(matrix, view=TRANSPOSED)
+            match.notices.append(f"{matrix.held} is stored as [in, out]: it is copied transposed")
+    return found
 
 
 def _stored(layer: Layer) -> dict[str, Slot]:

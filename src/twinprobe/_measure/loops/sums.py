@@ -80,7 +80,3 @@ class Sketcher(Protocol):
 
     def sketch_at(self, dtype: str, address: int, size: int, length: int, flags: int) -> tuple[bytes, list[float]]:
         """A whole tensor in memory: its finished row of a sketch file, and its max, min, sum and sum of squares."""
-
-
-def block_count(size: int) -> int:
-    return -(-size // BLOCK)

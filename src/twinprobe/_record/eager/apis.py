@@ -12,8 +12,8 @@ from typing import Any
 
 from twinprobe._record.calls import Api, ApiCall, Site
 from twinprobe._record.eager.host_rows import RowCache
+from twinprobe._record.entries import is_pending
 from twinprobe._record.perturb import computes
-from twinprobe._record.rows import is_pending
 
 
 def functions_of(

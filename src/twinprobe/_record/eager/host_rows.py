@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from twinprobe._measure.sketch import measured
 from twinprobe._measure.statistics import crc32, statistics, xor64
-from twinprobe._record.rows import KERNELS_AFTER, Note, Row, load_kernels_beside
+from twinprobe._record.entries import KERNELS_AFTER, Note, Row, load_kernels_beside
 from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
 

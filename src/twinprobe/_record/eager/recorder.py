@@ -17,9 +17,8 @@ from twinprobe._record.eager.host_rows import HostRows, ProgramFault, RowCache
 from twinprobe._record.eager.modules import CallWatch, Crossing, Crossings
 from twinprobe._record.eager.updates import Updates
 from twinprobe._record.engine import Engine
-from twinprobe._record.recorder import Recorder
-from twinprobe._record.render import Capturer
-from twinprobe._record.rows import GradientWatch, Note, ParameterGradients
+from twinprobe._record.entries import Capturer, Note
+from twinprobe._record.recorder import GradientWatch, ParameterGradients, Recorder
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.foreign import host_tensor
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinprobe._record.rows import Entry, Note, with_total_norm
+from twinprobe._record.entries import Entry, Note, with_total_norm
 from twinprobe._runs.names import TOTAL_NORM
 
 Named = tuple[str, str | None]  # a parameter's name in the model, and how it is stored if that is the framework's own
@@ -48,7 +48,8 @@ class Updates:
         recorder = self._recorder
         self._names = {}
         for model in models:
-            for path, module, compiled in recorder.watched_modules(model):
+            # Few frameworks count a model among its own modules; it may have parameters of its own all the same.
+            for path, module, compiled in [("", model, False), *recorder.watched_modules(model)]:
                 front = f"{path}." if path and module is not model else ""
                 for name, parameter in recorder.own_parameters(module, compiled).items():
                     self._names[id(parameter)] = front + name, recorder.layout_of(module, name)

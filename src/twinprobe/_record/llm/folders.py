@@ -15,8 +15,8 @@ from typing import Any
 
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework, Step
+from twinprobe._record.entries import Entry, Note, notes_of
 from twinprobe._record.llm.config import AIT
-from twinprobe._record.rows import Entry, Note, notes_of
 from twinprobe._record.writer import DumpFolder
 from twinprobe._runs.whole_files import write_whole
 from twinprobe.errors import BadInput

@@ -12,10 +12,9 @@ import torch
 
 from twinprobe._record.calls import ModuleCall
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.entries import Capturer, Entry
 from twinprobe._record.llm.config import DumpConfig
 from twinprobe._record.llm.folders import TokenEngine, device_folder, write_json
-from twinprobe._record.render import Capturer
-from twinprobe._record.rows import Entry
 from twinprobe._record.torch.hooks import ModuleHooks, watched_modules
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.torch.tensors import TensorBook

@@ -17,11 +17,12 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from twinprobe._record.config import NameFilter, RecordConfig
+from twinprobe._record.calls import NameFilter
+from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework, Step
-from twinprobe._record.rows import Entry, Note, emit_gradients
-from twinprobe._record.rows import Leaf as PlainLeaf
-from twinprobe._record.writer import Problems
+from twinprobe._record.entries import Entry, Note, Problems
+from twinprobe._record.entries import Leaf as PlainLeaf
+from twinprobe._record.recorder import emit_gradients
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, settle
 from twinprobe._runs.tensors.elements import HostTensor

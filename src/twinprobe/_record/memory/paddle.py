@@ -11,10 +11,10 @@ import paddle
 from twinprobe._measure.elements import address_of, same_bytes
 from twinprobe._record.eager.apis import Replaced
 from twinprobe._record.eager.host_rows import HostRows
+from twinprobe._record.entries import Note, Row
 from twinprobe._record.memory.engine import Holding, aliases
 from twinprobe._record.paddle.recorder import PaddleRecorder
 from twinprobe._record.paddle.tensors import PaddleTensors
-from twinprobe._record.rows import Note, Row
 
 # Held here, because methods are replaced while a model is recorded.
 _numpy = paddle.Tensor.numpy  # a copy already

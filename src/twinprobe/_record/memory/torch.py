@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine
+from twinprobe._record.entries import Note, Row
 from twinprobe._record.memory.engine import Holding, LeftGradients, aliases
-from twinprobe._record.rows import Note, Row
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.torch.tensors import TensorBook
 

@@ -19,6 +19,7 @@ from twinprobe._record.eager.host_rows import HostRows
 from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
+from twinprobe._record.entries import NOT_MINE, Leaf, logger
 from twinprobe._record.mindspore.gradients import AliasWatch, NodeIndex, NodeWatch, is_differentiable
 from twinprobe._record.mindspore.sites import PrimitiveSites, function_sites, writing_sites
 from twinprobe._record.mindspore.tensors import (
@@ -31,10 +32,7 @@ from twinprobe._record.mindspore.tensors import (
     memory_of,
 )
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
-from twinprobe._record.render import NOT_MINE
-from twinprobe._record.rows import Leaf
 from twinprobe._record.watch.eager import EagerWatcher
-from twinprobe._record.writer import logger
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._record.eager.host_rows import ProgramFault, RowCache
-from twinprobe._record.rows import Note, Row
-from twinprobe._record.writer import logger
+from twinprobe._record.entries import Note, Row, logger
 from twinprobe._runs.dtypes import STORAGE
 
 _asnumpy = ms.Tensor.asnumpy  # held here, because the methods on the class are replaced while a program is recorded

@@ -17,14 +17,12 @@ from twinprobe._record.eager.host_rows import HostRows, RowCache
 from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
+from twinprobe._record.entries import NOT_MINE, Leaf, Note, logger
 from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
 from twinprobe._record.paddle.tensors import PaddleTensors, dtype_name
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
-from twinprobe._record.render import NOT_MINE
-from twinprobe._record.rows import Leaf, Note
 from twinprobe._record.watch.eager import EagerWatcher
-from twinprobe._record.writer import logger
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -222,17 +220,21 @@ def held_by(optimizer: Any) -> list[Any]:
 
 
 def groups_of(optimizer: Any) -> list[Group]:
-    """The parameters of an optimizer with their settings."""
+    """The parameters of an optimizer with their settings; a parameter may scale the learning rate by its attribute."""
     rate = float(optimizer.get_lr())
     shared = [(key, getattr(optimizer, name, None)) for name, key in _SETTINGS.items()]
     groups = [group for group in getattr(optimizer, "_param_groups", None) or () if isinstance(group, dict)]
     made = []
     for group in groups or [{"params": held_by(optimizer)}]:
-        settings: dict[str, Any] = {"lr": rate * float(group.get("learning_rate", 1.0)), "weight_decay": 0.0}
+        settings: dict[str, Any] = {"weight_decay": 0.0}
         own = [("weight_decay", group.get(name)) for name in ("regularization_coeff", "weight_decay")]
         plain = {key: getattr(value, "_coeff", value) for key, value in (*shared, *own) if value is not None}
         settings |= {key: value for key, value in plain.items() if isinstance(value, bool | int | float)}
-        made.append(Group(group["params"], settings))
+        by_scale: dict[float, list[Any]] = {}  # a group hands its scale on to its parameters
+        for parameter in group["params"]:
+            scale = (getattr(parameter, "optimize_attr", None) or group).get("learning_rate", 1.0)
+            by_scale.setdefault(float(scale), []).append(parameter)
+        made += [Group(held, {"lr": rate * scale, **settings}) for scale, held in by_scale.items()]
     return made
 
 

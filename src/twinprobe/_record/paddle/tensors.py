@@ -10,7 +10,7 @@ import paddle
 from numpy.typing import NDArray
 
 from twinprobe._record.eager.host_rows import RowCache
-from twinprobe._record.rows import Note
+from twinprobe._record.entries import Note
 from twinprobe._runs.dtypes import NATIVE, STORAGE
 
 _ZERO_COPY = 1 << 14  # elements; below, a copy is cheaper than the exchange protocol

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from twinprobe._record.calls import words
-from twinprobe._record.rows import without_values
+from twinprobe._record.entries import without_values
 from twinprobe._record.torch.tensors import silence
 from twinprobe._record.torch.values import UNSEEN
 

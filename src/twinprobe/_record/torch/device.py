@@ -15,9 +15,8 @@ from twinprobe._measure.crc32 import crc_of_zeros
 from twinprobe._measure.cuda.measure import DeviceMeasure, Lane, Measured, Queue, View, view_of
 from twinprobe._measure.sketch import as_pairs
 from twinprobe._measure.statistics import Statistics
-from twinprobe._record.rows import Row
+from twinprobe._record.entries import Row, logger
 from twinprobe._record.torch.host import LARGEST_COPY, host_digest, host_measures, host_statistics, packed, repeated
-from twinprobe._record.writer import logger
 
 # From what a device found to a row's values. Runs on the writer thread, after the step.
 

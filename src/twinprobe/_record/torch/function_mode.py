@@ -16,8 +16,8 @@ from torch._jit_internal import boolean_dispatched
 from torch.nn import functional
 
 from twinprobe._record.calls import SCALARS, Api, ApiCall
+from twinprobe._record.entries import without_values
 from twinprobe._record.perturb import computes
-from twinprobe._record.rows import without_values
 from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe._record.torch.hooks import in_compiled_code
 from twinprobe._record.torch.tensors import WatchMode, silence

@@ -14,9 +14,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from twinprobe._record.calls import ModuleCall, ModuleInfo, ModuleWatch, outside_compiled
-from twinprobe._record.rows import Leaf
+from twinprobe._record.entries import Leaf, logger
 from twinprobe._record.torch.tensors import WatchMode, silence
-from twinprobe._record.writer import logger
 
 _HOOKS = "enter_exit_hooks"
 _TORCH = Path(torch.__file__).parent

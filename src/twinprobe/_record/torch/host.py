@@ -13,7 +13,7 @@ from twinprobe._measure.engine import STRIP, engine_for
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
 from twinprobe._measure.sketch import measured, sketch, sketch_at
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
-from twinprobe._record.rows import KERNELS_AFTER, Row, load_kernels_beside
+from twinprobe._record.entries import KERNELS_AFTER, Row, load_kernels_beside
 from twinprobe._record.torch.placements import placement_of
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.sketches import PARTIAL

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from twinprobe._record.rows import Entry
+from twinprobe._record.entries import Entry
 from twinprobe._record.torch.placements import FLAT, stretches_of
 from twinprobe._runs.names import TOTAL_NORM
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from twinprobe._record.rows import Entry, Note, notes_of
+from twinprobe._record.entries import Entry, Note, notes_of
 
 
 class Placed(dict[str, Any]):

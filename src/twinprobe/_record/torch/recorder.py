@@ -19,13 +19,11 @@ from twinprobe._record.calls import Api, ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
 from twinprobe._record.engine import Engine
-from twinprobe._record.recorder import Recorder
-from twinprobe._record.render import Capturer, remark_of
-from twinprobe._record.rows import Entry, GradientWatch, Group, Leaf, Note, ParameterGradients, with_total_norm
-from twinprobe._record.torch.autograd import FUNCTION, REGISTER, Graph, without_handle
+from twinprobe._record.entries import Capturer, Entry, Leaf, Note, remark_of, with_total_norm
+from twinprobe._record.recorder import GradientWatch, Group, ParameterGradients, Recorder
+from twinprobe._record.torch.autograd import FUNCTION, REGISTER, Edge, Graph, sequence_number, without_handle
 from twinprobe._record.torch.collectives import Collectives, ReducedGradients
 from twinprobe._record.torch.function_mode import ApiMode
-from twinprobe._record.torch.graph_index import Edge, sequence_number
 from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
 from twinprobe._record.torch.host import host_digest, host_tensor
 from twinprobe._record.torch.optimizer import Updates

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from twinprobe._record.rows import Note, Row
+from twinprobe._record.entries import Note, Row
 from twinprobe._record.torch.device import DeviceRows
 from twinprobe._record.torch.host import (
     describe,
@@ -320,6 +321,15 @@ def _ragged(tensor: torch.Tensor) -> bool:
 _INSIDE_BACKWARD = ("_tensor_or_tensors_to_tuple", "_make_grads", "_engine_run_backward")
 
 
+def _modes() -> list[Any]:
+    """The function modes of this thread, the outermost first."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    modes.reverse()
+    for mode in modes:
+        _push_mode(mode)
+    return modes
+
+
 class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
     """Settles before calls that write. Backward passes run under it too, on whatever thread the engine uses."""
 
@@ -332,12 +342,20 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         self._aside = 0
         self._removed = False
         self._resting: tuple[int, int] | None = None  # the modes beneath its place, and the thread that has it
+        self._left: tuple[list[Any], int] = [], 0  # the program's modes when it left, and how many of them were beneath
 
     def attach(self) -> None:
-        """Become the innermost mode."""
+        """Become the innermost mode, or, from one step to the next, be where this mode was: a mode that the program has
+        entered since leaves from the top of the stack."""
         if self.leaving:
             self.detach()
-        _push_mode(self)
+        modes, beneath = self._left
+        others = _modes()
+        same = len(modes) == len(others) and all(map(is_, modes, others))
+        above = [_pop_mode() for _ in range(len(others) - beneath)] if same else []
+        for mode in (self, *reversed(above)):
+            _push_mode(mode)
+        self._left = [], 0
         self.attached = True
 
     def detach(self) -> None:
@@ -360,6 +378,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         beneath: int = torch._C._len_torch_function_stack()
         for mode in reversed(above[:-1] if found else above):
             _push_mode(mode)
+        self._left = (_modes(), beneath) if found else ([], 0)
         return beneath if found else -1
 
     def rest(self) -> None:

@@ -12,9 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from twinprobe._record.calls import CORE, IMPURE_NAMES, NEVER_NAMES, Api, rank_of, tensors_in
+from twinprobe._record.entries import NOT_MINE, Leaf, Note, Row
 from twinprobe._record.perturb import BITS, ONE_IN, Perturbation
-from twinprobe._record.render import NOT_MINE
-from twinprobe._record.rows import Leaf, Note, Row
 from twinprobe._record.torch.host import host_digest, host_measures, host_statistics
 
 _RANDOM_FILL = frozenset({"uniform_", "normal_"})

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.writer import Problems, is_disk_error, logger, speak
+from twinprobe._record.entries import Problems, logger, speak
+from twinprobe._record.writer import is_disk_error
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
 from twinprobe.errors import BadInput, MissingPackage, did_you_mean
 

@@ -1,23 +1,194 @@
-"""Captured entries to JSON text, on the writer thread.
-
-Text is put together by hand: a large step holds ten thousand leaves, most of them the same few thousand tensors seen
-again, and every microsecond here is taken from the training through the interpreter lock.
-"""
+"""Entries of a dump: what was seen at each place of a call, captured on the training thread as a tree that nothing can
+change later, and turned into JSON text on the writer thread."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import count
 from json.encoder import encode_basestring
 from math import copysign, inf, isfinite, prod
-from struct import Struct
+from pathlib import Path
+from secrets import token_hex
+from struct import Struct as Packed
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
-from twinprobe._measure.statistics import Statistics
-from twinprobe._record.rows import Entry, Leaf, Note, Row
+from twinprobe._measure.elements import address_of
+from twinprobe._measure.engine import KERNEL_BYTES, engine_for
+from twinprobe._measure.sketch import sketch
+from twinprobe._measure.statistics import Statistics, statistics
+from twinprobe._runs.tensors.elements import HostTensor
+
+# One row per distinct tensor: its measured values, and one note per place where it was seen.
+
+# What an entry may have, in the order in which it is written, and what stands for it in names of files.
+_SEGMENTS = {
+    "input_args": "input", "input_kwargs": "kwargs", "input": "input", "output": "output", "parameters": "parameters",
+    "remark": "remark",
+}  # fmt: skip
+
+
+# Tags that mark notes and leaves in entries packed for the writer process; random, so that no value can look like one.
+NOTE_TAG, LEAF_TAG = (f"{kind} {token_hex(8)}" for kind in ("note", "leaf"))
+
+# Made by the thousand while a model runs: structs are made by compiled code, and the garbage collector need not look at
+# them, because nothing in them leads back to them.
+
+
+class Row(Struct, eq=False, gc=False, array_like=True):
+    """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
+
+    values: Statistics | None = None
+    digest: str | float | None = None
+    payload: Any = None
+    address: int = 0  # where a float32 payload lies in host memory, dense and in C order, if that is known
+    file: str | None = None
+    text: str | None = None
+    text_key: Any = None
+    summary: str | None = None  # the name under which its summary was written
+    sketch: bytes | None = None  # the last two are what the writer process reads
+    number: int = field(default_factory=count().__next__)  # tells rows apart, in the writer process too
+
+
+class Note(Struct, eq=False, gc=False, array_like=True, tag_field="tag", tag=NOTE_TAG):
+    """One tensor seen at one place of one call."""
+
+    type: str
+    dtype: str
+    shape: tuple[int, ...]
+    row: Row | None
+    requires_grad: bool | None = None
+    save: bool = False
+    file: str | None = None
+    extra: dict[str, Any] | None = None
+    shard: Row | None = None  # its sketch, where the elements are counted by their place in a larger tensor
+
+
+class Leaf(Struct, eq=False, gc=False, array_like=True, tag_field="tag", tag=LEAF_TAG):
+    """A value whose JSON form is known already."""
+
+    json: dict[str, Any] = field(default_factory=dict)
+
+
+class Entry(Struct, eq=False, gc=False, array_like=True):
+    """One op entry before it becomes text: what was captured, by the key that it has in JSON.
+
+    ``bare``: the single part is the entry itself. ``boxed``: every part stands in a list of its own.
+    """
+
+    name: str
+    parts: dict[str, Any]
+    bare: bool = False
+    boxed: bool = False
+
+    def ordered(self) -> dict[str, Any]:
+        """The parts in the order in which they are written."""
+        parts = self.parts
+        return parts if self.boxed or self.bare else {key: parts[key] for key in _SEGMENTS if key in parts}
+
+
+def notes_of(entry: Entry) -> Iterator[tuple[Note, str]]:
+    """Every tensor of an entry with the name that its file gets."""
+    for key, value in entry.ordered().items():
+        segment = key if entry.boxed else _SEGMENTS.get(key, key)
+        yield from _walk(value, f"{entry.name}.{segment}" if segment else entry.name)
+
+
+def _walk(value: Any, name: str) -> Iterator[tuple[Note, str]]:
+    kind = type(value)
+    if kind is Note:
+        yield value, name
+    elif kind is list:
+        for index, item in enumerate(value):
+            yield from _walk(item, f"{name}.{index}")
+    elif kind is dict:
+        for key, item in value.items():
+            yield from _walk(item, f"{name}.{key}")
+    elif kind is Leaf:
+        yield from _walk({key: item for key, item in value.json.items() if type(item) is Note}, name)
+
+
+# The order in which dump.json is read, which is that of its sketches.
+_READ = ("input_args", "input_kwargs", "input", "parameters", "output")
+
+
+def sketches_of(entry: Entry) -> list[tuple[int, bytes | None]]:
+    """The number and the sketch of every tensor, in the order in which readers of dump.json count them."""
+    keys = entry.parts if entry.boxed or entry.bare else [key for key in _READ if key in entry.parts]
+    rows = [note.shard or note.row for key in keys for note, _ in _walk(entry.parts[key], "")]
+    return [(-1, None) if row is None else (row.number, row.sketch) for row in rows]
+
+
+# Collectives that are still running: their tensors have a shape, but no values that could be read yet.
+
+
+def is_pending(result: Any) -> bool:
+    """Whether a collective returned a handle to wait for. Waiting here would change the order of the run."""
+    if isinstance(result, list | tuple):
+        return any(map(is_pending, result))
+    if not callable(getattr(result, "wait", None)):
+        return False
+    completed = getattr(result, "is_completed", None)
+    return not (callable(completed) and completed())
+
+
+def without_values(value: Any) -> Any:
+    """The same tree, its notes without measurements and files."""
+    if isinstance(value, Note):
+        return Note(value.type, value.dtype, value.shape, None, value.requires_grad, False, None, value.extra)
+    if isinstance(value, list):
+        return [without_values(item) for item in value]
+    if isinstance(value, Leaf):
+        return Leaf({key: without_values(item) for key, item in value.json.items()})
+    return value
+
+
+# Compiled kernels pay by the number of tensors too, not only by bytes: from then on they are loaded.
+
+KERNELS_AFTER = 256
+
+
+def load_kernels_beside() -> None:
+    """Load the compiled kernels on a thread of their own, beside the training."""
+
+    def load() -> None:
+        tensor = HostTensor("float32", (64,), np.ones(64, dtype=np.float32))
+        statistics(tensor, engine=engine_for(KERNEL_BYTES))
+        sketch(tensor)
+        octets = np.zeros(1 << 14, np.uint8)
+        engine_for(KERNEL_BYTES).crc32_at(address_of(octets), octets.size)
+
+    with suppress(RuntimeError):  # the system may allow no more threads
+        threading.Thread(target=load, name="twinprobe-kernels", daemon=True).start()
+
+
+def with_total_norm(entry: Entry) -> Entry:
+    """The entry of a step's total norm: its gradients, measured by now, give way to the norm they have together.
+
+    Without parts of tensors that other ranks hold the rest of, it is that of all gradients; else only this rank's.
+    """
+    notes = entry.parts["output"]
+    if not isinstance(notes, list) or not all(isinstance(note, Note) for note in notes):
+        return entry
+    norms = [note.row.values.norm for note in notes if note.row is not None and note.row.values is not None]
+    total = sum(norm * norm for norm in norms if norm is not None) ** 0.5
+    kind, dtype = (notes[0].type, notes[0].dtype) if notes else ("torch.Tensor", "torch.float32")
+
+    def leaf(norm: float) -> Leaf:  # as exact as the gradients are
+        four = dict.fromkeys(("Max", "Min", "Mean", "Norm"), norm)
+        return Leaf({"type": kind, "dtype": dtype, "shape": [], **four})
+
+    before = [leaf(norm) if isinstance(norm, float) else norm for norm in entry.parts["input_args"]]
+    return Entry(entry.name, {"input_args": before, "output": [leaf(total)]})
+
 
 # The four statistics as dumps have always carried them, and the fuller ones that stand beside them.
 
@@ -26,7 +197,7 @@ _NOTHING: Four = (None, None, None, None, {})
 _NARROW = frozenset({"float32", "float16", "bfloat16"})
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 _SQUARES_OVERFLOW = _FLOAT32_MAX**0.5
-_half, _single, _bits = Struct("e"), Struct("f"), Struct("I")  # numpy's scalars are slow to make
+_half, _single, _bits = Packed("e"), Packed("f"), Packed("I")  # numpy's scalars are slow to make
 
 
 def legacy_statistics(  # noqa: PLR0911  one return per kind of number
@@ -102,6 +273,9 @@ def round_to(kind: str, value: float) -> float:
     (bits,) = _bits.unpack(packed)
     return float(_single.unpack(_bits.pack((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000))[0])
 
+
+# Text is put together by hand: a large step holds ten thousand leaves, most of them the same few thousand tensors seen
+# again, and every microsecond here is taken from the training through the interpreter lock.
 
 dumps = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _quoted: Any = encode_basestring
@@ -281,3 +455,51 @@ def _python_leaf(value: Any) -> Any:
     if isinstance(value, bool | int | float | str):  # subclasses: an IntEnum, a str Enum
         return next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value)
     return None
+
+
+# Errors inside the recorder: logged once per cause, kept in dump_error_info.log, never raised into the training.
+
+logger = logging.getLogger("twinprobe.record")
+LOG_NAME = "dump_error_info.log"
+
+
+def speak() -> None:
+    """Show the recorder's own lines even where the program has not set up logging."""
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("twinprobe: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+class Problems:
+    """Counts causes. A cause is the kind of error and the line it came from."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def note(self, doing: str, error: BaseException) -> None:
+        """Log the first error of each cause in full; count the rest."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"
+        cause = f"{type(error).__name__} at {place}"
+        with self._lock:
+            count = self.counts[cause] = self.counts.get(cause, 0) + 1
+        if count > 1:
+            return
+        try:
+            text, details = str(error), "".join(traceback.format_exception(error))
+        except Exception:  # an error class of the program may fail to describe itself
+            text, details = "an error that cannot be shown", cause
+        logger.warning("error while %s (%s: %s); recording continues", doing, type(error).__name__, text)
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / LOG_NAME).open("a", encoding="utf-8", errors="replace") as log:
+                log.write(f"while {doing}: {details}\n")
+        except OSError:
+            self.folder = None  # the disk itself is the problem; the console has had the message

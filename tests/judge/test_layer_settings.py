@@ -1,0 +1,87 @@
+"""What layers were built with: named where the runs part, and where it shows only later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import twinprobe
+from twinprobe._cli.main import main
+
+
+class Net(nn.Module):
+    def __init__(self, norm: nn.Module, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act, self.head = nn.Conv2d(3, 6, 3), norm, act or nn.GELU(), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.act(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def run(folder: Path, *parts: nn.Module, train: bool = True, **options: Any) -> Path:
+    torch.manual_seed(0)
+    net = Net(*parts).train(train)
+    with twinprobe.record(net, folder, level="L0", **options):
+        net(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    return folder
+
+
+def first(tmp_path: Path, target: tuple[nn.Module, ...], golden: tuple[nn.Module, ...], **options: Any) -> Any:
+    return twinprobe.compare(run(tmp_path / "b", *target, **options), run(tmp_path / "a", *golden, **options)).first
+
+
+def test_the_setting_is_named_where_the_runs_part(tmp_path: Path) -> None:
+    found = first(tmp_path, (nn.BatchNorm2d(6, eps=1e-2),), (nn.BatchNorm2d(6),))
+    assert found.op == "Module.norm.BatchNorm2d.forward.0"
+    assert "the layers were built with eps: 0.01 against 1e-05" in found.sentence
+    found = first(tmp_path / "act", (nn.BatchNorm2d(6), nn.GELU("tanh")), (nn.BatchNorm2d(6),))
+    assert "approximate: tanh against none" in found.sentence
+
+
+def test_layers_of_other_classes_are_compared_by_what_both_have(tmp_path: Path) -> None:
+    found = first(tmp_path, (nn.GroupNorm(6, 6, eps=1e-2),), (nn.InstanceNorm2d(6, affine=True),))
+    assert "the layers were built with eps: 0.01 against 1e-05" in found.sentence
+    assert first(tmp_path / "same", (nn.GroupNorm(6, 6),), (nn.InstanceNorm2d(6, affine=True),)) is None
+
+
+def test_a_momentum_shows_before_its_statistics_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = first(tmp_path, (nn.BatchNorm2d(6, momentum=0.9),), (nn.BatchNorm2d(6),))
+    assert (found.op, found.module) == ("Module.norm.BatchNorm2d.forward.0", "norm")
+    assert "momentum: 0.9 against 0.1: its running statistics differ after the step" in found.sentence
+    sides = [str(tmp_path / side) for side in "ba"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "out"), "--json", "--fail-on"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("norms", [
+    ({"momentum": 0.9, "track_running_stats": False}, {"track_running_stats": False}),  # it keeps no statistics
+    ({}, {}),
+])  # fmt: skip
+def test_what_is_not_used_is_not_claimed(tmp_path: Path, norms: Any) -> None:
+    assert first(tmp_path, *((nn.BatchNorm2d(6, **norm),) for norm in norms)) is None
+
+
+def test_in_evaluation_a_momentum_means_nothing(tmp_path: Path) -> None:
+    assert first(tmp_path, (nn.BatchNorm2d(6, momentum=0.9),), (nn.BatchNorm2d(6),), train=False) is None
+
+
+def test_a_setting_without_effect_is_a_note(tmp_path: Path) -> None:
+    class Unused(nn.Dropout):  # which does nothing with its rate
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 1.0
+
+    sides = [run(tmp_path / side, nn.BatchNorm2d(6), Unused(rate)) for side, rate in (("b", 0.2), ("a", 0.1))]
+    result = twinprobe.compare(*sides)
+    assert result.first is None
+    notes = next(iter(result.pairs.values())).summary.notes
+    assert any("without effect on these results: act (p: 0.2 against 0.1)" in note for note in notes), notes
+
+
+def test_dumps_without_settings_are_compared_as_before(tmp_path: Path) -> None:
+    norms = (nn.BatchNorm2d(6, momentum=0.9),), (nn.BatchNorm2d(6),)
+    assert first(tmp_path, *norms, optimizer=False) is None

@@ -1,0 +1,118 @@
+"""The same training on other kernels: optimizers that take lists against those that loop, and small operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import twinprobe
+import twinprobe.torch
+
+
+class Net(nn.Module):
+    """A small network with a residual path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(24, 48)
+        self.norm = nn.LayerNorm(48)
+        self.outer = nn.Linear(48, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(torch.tanh(self.norm(self.inner(x))))
+
+
+def train(
+    folder: Path,
+    *,
+    steps: int = 1,
+    clear: bool = True,
+    clip: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    spoil: Callable[[nn.Module], Any] | None = None,
+    between: Callable[[nn.Module], Any] | None = None,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    **settings: Any,
+) -> Path:
+    """Record a few steps. ``spoil`` changes the model before the first, ``between`` after each of them."""
+    torch.manual_seed(3)
+    model = Net().to(dtype)
+    if spoil is not None:
+        with torch.no_grad():
+            spoil(model)
+    batches = torch.randn(steps, 16, 24, dtype=dtype)
+    stepper: Any = optimizer(model.parameters(), **({"lr": 0.05} | settings))
+    with twinprobe.torch.record(model, str(folder), level="mix") as recording:
+        for batch in batches:
+            model(batch).square().mean().backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            stepper.step()
+            if clear:
+                stepper.zero_grad()
+            recording.step()
+            if between is not None:
+                with torch.no_grad():
+                    between(model)
+    return folder
+
+
+def compare(tmp_path: Path, target: dict[str, Any], golden: dict[str, Any]) -> twinprobe.Comparison:
+    return twinprobe.compare(train(tmp_path / "target", **target), train(tmp_path / "golden", **golden))
+
+
+def test_each_element_of_a_list_is_paired_with_its_call_in_the_loop(tmp_path: Path) -> None:
+    result = compare(tmp_path, {"foreach": True, "clip": 1e-6}, {"foreach": False})
+    (pair,) = result.pairs.values()
+    pairs = dict(pair.evidence.pairs.select("t_name", "g_name").drop_nulls().iter_rows())
+    for number in range(6):
+        for row in ("input.0", "input.1", "output.0"):
+            assert pairs[f"Torch._foreach_add_.0.forward.{row}.{number}"] == f"Tensor.add_.{number}.forward.{row}"
+    assert result.first is not None
+    assert "clip_grad" in str(result.first)
+
+
+def test_a_gradient_that_was_not_cleared_is_named_across_lists_and_loops(tmp_path: Path) -> None:
+    result = compare(tmp_path, {"foreach": True, "clear": False, "steps": 2}, {"foreach": False, "steps": 2})
+    assert result.first is not None
+    assert "zero_grad" in result.first.sentence
+
+
+def test_lists_and_loops_that_do_the_same_agree(tmp_path: Path) -> None:
+    assert compare(tmp_path, {"foreach": True, "steps": 2}, {"foreach": False, "steps": 2}).agrees
+
+
+def test_a_setting_without_effect_is_noted(tmp_path: Path) -> None:
+    coarse = {"dtype": torch.bfloat16, "lr": 1e-4, "optimizer": torch.optim.AdamW}
+    result = compare(tmp_path, {**coarse, "weight_decay": 1e-3}, {**coarse, "weight_decay": 2e-3})
+    assert result.agrees
+    notes = [note for pair in result.pairs.values() for note in pair.summary.notes]
+    assert any("weight_decay 0.001 against 0.002" in note for note in notes), notes
+    assert not any("settings of the optimizers" in note for note in notes if "weight_decay" not in note)
+
+
+def test_a_bias_that_was_not_loaded_is_named_where_it_is_read(tmp_path: Path) -> None:
+    """It changes the result of its product by less than a hundredth: no sign of a transposed operand."""
+
+    def shrink(model: nn.Module) -> None:
+        model.inner.bias.mul_(0.05)
+
+    def drop(model: nn.Module) -> None:
+        model.inner.bias.zero_()
+
+    result = compare(tmp_path, {"spoil": drop}, {"spoil": shrink})
+    assert result.first is not None
+    assert result.first.op == "Functional.linear.0.forward"
+    assert "0 everywhere" in result.first.sentence
+
+
+def test_a_parameter_that_changes_between_two_steps_is_named(tmp_path: Path) -> None:
+    """It is not what the step before wrote, though that step agrees."""
+    result = compare(tmp_path, {"steps": 2, "between": lambda model: model.outer.weight.mul_(1.01)}, {"steps": 2})
+    assert result.first is not None
+    assert result.first.op == "Functional.linear.1.forward"
+    assert "parameter differs" in result.first.sentence
