@@ -143,7 +143,8 @@ def steps_of(
             # A parameter of no recorded call (a token, a scale) comes from outside; the optimizer has its name.
             if first.argument == "parameters.before" and job.key.step in outside:
                 named[job.key.step] = told
-            outside |= {job.key.step} if first.begins == OUTSIDE else set()
+            given = first.begins == OUTSIDE and first.argument.startswith("input")
+            outside |= {job.key.step} if given else set()
     if not curves or any(job.ranks for job, _ in firsts):
         differing: dict[int, str] = {}
         for _, one in sorted(by_rank.items()):

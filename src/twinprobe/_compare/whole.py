@@ -460,8 +460,8 @@ def _other_data(comparison: Comparison) -> Divergence | None:
     pairs = comparison.evidence.pairs
     whole_numbers = pairs["t_dtype"].str.contains("int") & ~pairs["t_name"].str.contains(_PLACES)
     given = pairs["t_name"].str.contains(r"\.input\.") & whole_numbers & pairs["t_max"].is_not_null()
-    if first.argument.startswith("output"):
-        given |= pairs["t_name"].str.starts_with(f"{first.op}.input.")
+    if "inputs agree" in first.sentence:
+        given |= pairs["t_name"].str.starts_with(f"{first.op}.input.") & pairs["t_dtype"].str.contains("float")
     rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
     columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
     for order, row, partner, name, other in columns.iter_rows():
@@ -469,10 +469,8 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         ranks = other_data(whole, row, golden, partner) if order <= first.order else []
         data = "int" in pairs["t_dtype"][order]
         if ranks and (data or len(ranks) < len(whole.ranks)):
-            argument, words = (
-                name.removeprefix(f"{op}."),
-                "comes from outside and" if data else "has golden's statistics, and",
-            )
+            argument = name.removeprefix(f"{op}.")
+            words = "comes from outside and" if data else "has golden's statistics, and"
             said = f"{argument}: it {words} {_ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
             around = op if parse_op(op).is_module else whole.parents.get(op)
             return _moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
