@@ -25,6 +25,7 @@ from transformers import (
     TrainingArguments,
 )
 
+import twinprobe
 from models.llama_release import LlamaRelease
 from support import slow
 from twinprobe._cli import main
@@ -381,3 +382,92 @@ def test_two_models_of_one_size_and_another_build_are_nothing_to_compare(
 def _met(target: Run, golden: Run) -> int:
     pairs = match(target, golden)
     return int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
+
+
+class _Flat(nn.Module):
+    """Attention beside an MLP, as parts of one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(16), nn.Linear(16, 48)
+        self.proj, self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm(x)
+        q, k, v = self.qkv(n).chunk(3, -1)
+        return x + self.proj(functional.scaled_dot_product_attention(q, k, v)) + self.down(functional.gelu(self.up(n)))
+
+
+class _Attention(nn.Module):
+    def __init__(self, flat: _Flat) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.out = flat.proj
+        for at, layer in enumerate((self.query, self.key, self.value)):
+            layer.load_state_dict({name: one.chunk(3)[at] for name, one in flat.qkv.state_dict().items()})
+
+    def forward(self, n: Tensor) -> Tensor:
+        q, k, v = self.query(n), self.key(n), self.value(n)
+        return self.out(functional.scaled_dot_product_attention(q, k, v))
+
+
+class _Nested(nn.Module):
+    """The same, each in a module of its own."""
+
+    def __init__(self, flat: _Flat) -> None:
+        super().__init__()
+        self.ln, self.attn = flat.norm, _Attention(flat)
+        self.mlp = nn.Sequential(flat.up, nn.GELU(), flat.down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.ln(x)
+        return self.attn(n) + self.mlp(n) + x
+
+
+def test_attention_beside_an_mlp_flat_and_in_modules_of_their_own(tmp_path: Path) -> None:
+    """Layers that read one tensor stand side by side in one of the two alone; as they ran, all of them meet."""
+    torch.manual_seed(0)
+    blocks = [_Flat(), _Flat()]
+    x = torch.randn(2, 5, 16)
+    models = {"target": nn.Sequential(*blocks), "golden": nn.Sequential(*map(_Nested, blocks))}
+    for name, model in models.items():
+        with twinprobe.record(model, tmp_path / name, level="mix"):
+            model(x).square().mean().backward()
+    dumps = [next((tmp_path / name / "step0").glob("*/dump.json")) for name in models]
+    table = twinprobe.align(*dumps).table
+    paired = {tuple(target): tuple(golden) for target, golden in table.select("target", "golden").rows()}
+    assert paired["Module.0.proj.Linear.forward.0",] == ("Module.0.attn.out.Linear.forward.0",)
+    assert twinprobe.compare(*dumps).first is None
+
+
+class _ByFormula(_Flat):
+    scale = 0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm(x)
+        q, k, v = self.qkv(n).chunk(3, -1)
+        scores = (q @ k.transpose(-1, -2)) * self.scale
+        return x + self.proj(scores.softmax(-1) @ v) + self.down(functional.gelu(self.up(n)))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_fault_is_not_another_way_to_what_an_optimizer_reads(tmp_path: Path, wrong: bool) -> None:
+    """Behind the loss comes an optimizer: parameters and moments agree there, whatever went before."""
+    dumps, x = [], torch.randn(2, 5, 16)
+    for name in ("target", "golden"):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(_ByFormula(), _ByFormula(), nn.Linear(16, 7))
+        if name == "golden":
+            model = nn.Sequential(*map(_Nested, model[:2]), model[2])  # type: ignore[index]
+        elif wrong:
+            model[1].scale = 0.2  # type: ignore[index]
+        optimizer = torch.optim.AdamW(model.parameters())
+        with twinprobe.record(model, tmp_path / name, level="mix"):
+            scores = model(x)[:, :-1].reshape(-1, 7)
+            functional.cross_entropy(scores, torch.arange(8) % 7).backward()
+            optimizer.step()
+        dumps.append(next((tmp_path / name / "step0").glob("*/dump.json")))
+    result = twinprobe.compare(*dumps)
+    assert (result.first is not None) == wrong
+    if wrong:
+        assert result.first.op == "Tensor.__matmul__.3.forward"

@@ -14,6 +14,7 @@ are a pair, but for the order of their elements.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from twinprobe._align.calls import Side, dims
 from twinprobe._align.links import NONE, CallGroup, Pairs
 from twinprobe._align.turns import fits_shape
 from twinprobe._measure.pair import measure_pair
-from twinprobe._runs.names import FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import STATISTICS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
@@ -389,6 +390,7 @@ class _OtherWays:
                 siblings.append(op)
                 for row in flows[0].fingerprints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
+        self._backward = [op for op, direction in enumerate(self._side.direction) if direction == BACKWARD]
         self._among = list(self._number) if among is None else [op for op in among if op in self._number]
         self._by_name = among is not None
         runs = flows[0].side.run, flows[1].side.run
@@ -534,9 +536,16 @@ class _OtherWays:
         return inner or found
 
     def _next(self, op: int, read: set[Hashable]) -> list[int]:
-        """What runs next and reads something else: what no recorded call takes goes on through one that is not."""
+        """What runs next and reads something else: what no recorded call takes goes on through one that is not.
+
+        After a backward pass gradients are read, and parameters, which agree whatever went before.
+        """
         parent = self._side.parents[op]
+        back = bisect_right(self._backward, op)
+        until = self._backward[back] if back < len(self._backward) else len(self._ops)
         for sibling in self._inside[parent][self._number[op] + 1 :]:
+            if sibling > until:
+                break
             values = {self._flow.value(row) for row in self._fingerprints[0].rows(sibling, INPUT)}
             if not values <= read:
                 return [sibling]

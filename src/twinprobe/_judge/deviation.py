@@ -342,6 +342,7 @@ def other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     return other, smooth
 
 
+_UNFILLED = 1e-3, 16.0  # what is left beside infinities: a share, or so many epsilons
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
 
 
@@ -367,6 +368,9 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
     amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])
+    order = np.lexsort((np.arange(len(epsilon)), np.maximum(flow.of_row, 0)))
+    grain = np.empty_like(epsilon)
+    grain[order] = np.maximum.accumulate(np.fmax(epsilon[order], 2.0**-52))
     with np.errstate(invalid="ignore", over="ignore"):
         unknown = ~np.isfinite(norm)
         # Of a tensor that has elements alone and no statistics, the relative error is known; any size will do.
@@ -375,18 +379,17 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
         rms = norm / np.sqrt(np.maximum(elements, 1))
         # An error against nothing: the target's own size is the distance.
         distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
-        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them. Of infinities
-        # the rest is known: sketches and errors of tensors leave them out.
+        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them. Sketches and
+        # tensors' errors leave infinities out, but nobody knows how large the rest is: noise takes it no further.
         filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
         masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
-        masked &= np.isfinite(filled[1]) | ~np.isfinite(error)
+        masked &= (
+            np.isfinite(filled[1]) | ~np.isfinite(error) | (error <= np.maximum(_UNFILLED[0], _UNFILLED[1] * grain))
+        )
         distance = np.where(masked & (error != 0), np.nan, distance)
         top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
         norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)
         distance = np.where(
             np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
         )
-    order = np.lexsort((np.arange(len(epsilon)), np.maximum(flow.of_row, 0)))
-    grain = np.empty_like(epsilon)
-    grain[order] = np.maximum.accumulate(np.fmax(epsilon[order], 2.0**-52))
     return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0), grain)

@@ -537,7 +537,8 @@ def _mark_statistics(findings: Findings, evidence: Evidence, calls: Calls, limit
     relative = np.where(norm.case == NUMBER, norm.relative, 0.0)
     is_input = np.isin(calls.role, (INPUT, PARAMETER))
     before = _per_call(np.fmax, np.where(np.isfinite(relative), relative, 0.0), is_input, calls, 0.0)
-    outputs = (calls.role == OUTPUT) & ~silent
+    # Norms of other shapes do not compare: sums over longer or shorter pieces, say.
+    outputs = (calls.role == OUTPUT) & ~silent & ~shapes_differ(evidence.pairs)
     findings.mark("far_norm", outputs & (before < limits.small_input) & (relative > limits.large_output))
     grown = (before > 0) & (relative > limits.growth * before) & (deviation.state == DIFFERS)
     findings.mark("growth", outputs & grown & np.isfinite(relative))
