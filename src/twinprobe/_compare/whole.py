@@ -30,7 +30,7 @@ from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, recorded_sizes, unlike_types
-from twinprobe._layout.layout import Layout, read_sizes
+from twinprobe._layout.layout import Layout, fitting_layout, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
     RankDump,
@@ -576,8 +576,8 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
     layouts, hows, wrong = list[Layout](), [], []
     for at, side in enumerate(sides):
         text, other = texts[at] if at < len(texts) else "", sides[1 - at]
-        layout, how, mistake = Layout(1, 1, 1), "", None
-        if side.world > 1 or text:
+        layout, how, mistake = fitting_layout(text, side.world), GIVEN if side.world > 1 else "", None
+        if layout is None or layout.ep > 1:
             near = _readable(other)
             alone, beside = (near, None) if other.world == 1 else (None, near)
             ranks = open_ranks(side.files(DUMP), [])
