@@ -309,3 +309,14 @@ def test_a_rank_that_computes_in_another_type_is_told(
     told = [note for note in document_of(capsys)["notes"] if "compute in different types" in note]
     said = f"{LINEAR}.output.0: float32 on rank 0, bfloat16 on others: they compute in different types"
     assert told == ([said] if types[0] == "float32" else [])
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"dp": 2}])
+def test_as_many_ranks_in_another_recorded_layout_are_no_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: dict[str, int]
+) -> None:
+    shapes = {f"rank{rank}": [[2, 8], [2, 8, 4]] for rank in range(2)}
+    target, golden = data_parallel(tmp_path / "t", shapes), data_parallel(tmp_path / "g", shapes, sizes)
+    compare(target, golden, tmp_path / "out")
+    named = [one["rank"] for one in json.loads(capsys.readouterr().out)["ranks"]]
+    assert named == (["step0/whole"] if "tp" in sizes else ["step0/rank0", "step0/rank1"])

@@ -179,7 +179,7 @@ AGAINST_EACH_OTHER = {
     "experts": ["ep-2", "ep-4"],
 }  # fmt: skip
 PAIRS = [pair for group in AGAINST_EACH_OTHER.values() for pair in combinations(group, 2)]
-ODD = {"sp-2", "cp-2", "fsdp1-4", "2d-4", "ep-2", "pp+deep-2"}  # these have functions of their own, and other cuts
+ODD = {"sp-2", "cp-2", "fsdp1-4", "2d-4", "hsdp-4", "ep-2", "pp+deep-2"}  # these have functions of their own, and other cuts
 
 
 def sizes_of(kind: str, ranks: int) -> str:
@@ -214,7 +214,7 @@ FAULTS = [
     ("megatron", "no_all_reduce", "step0/whole", "layers.0.attention.o", SUM),
     ("megatron", "world_scale", "step0/whole", "layers.0.attention.o", ""),
     ("megatron", "double_reduce", "step0/whole", "layers.0.attention.o", "all_reduce"),
-    ("megatron", "bias_every_rank", "step0/whole", "layers.0.attention.o", SUM),
+    ("megatron", "bias_every_rank", "step0/whole", "layers.0.attention.o", "each of 2 ranks adds it before the sum"),
     ("megatron", "bias_dropped", "step0/whole", "layers.0.attention.o", RANK_1),
     ("megatron", "shard_swapped", "step0/whole", "layers.0.mlp.up", ""),
     ("megatron", "shard_scaled", "step0/whole", "layers.0.mlp.up", RANK_1),
@@ -292,5 +292,5 @@ def test_a_planted_fault_is_named(
     module, words = what_is_named(document["by_name"][result], guilty, clue)
     assert module
     # Only collectives that were recorded can be named, and what they were given.
-    untold = clue in (SUM, "all_reduce") or fault in ("vocabulary_offset", "expert_moved")
+    untold = clue in (SUM, "all_reduce") or fault in ("vocabulary_offset", "expert_moved", "bias_every_rank")
     assert words or not clue or (level == "L0" and untold)

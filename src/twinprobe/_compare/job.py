@@ -209,9 +209,9 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     request = job.request
     options = Options(match, request.thresholds, progress, measure, _noise_run(job), request.isolate, job.before)
     if job.ranks is not None:
-        from twinprobe._compare.whole import compare_whole, whole_files
+        from twinprobe._compare.whole import compare_whole
 
-        with unchanged(*whole_files(job)):
+        with unchanged(*job.files):
             comparison = compare_whole(job, options)
     else:
         tokens = job.request.tokens

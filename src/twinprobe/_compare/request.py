@@ -98,6 +98,13 @@ class Job:
         return str(self.key.subfolder / self.label) if self.label else ""
 
     @property
+    def files(self) -> list[Path]:
+        """The run files of both sides."""
+        if self.ranks is None:
+            return [self.target, self.golden]
+        return [file for side in self.ranks for file in side.files(self.target.name).values()]
+
+    @property
     def place(self) -> Place:
         """Its part of a dataset."""
         return Place(self.key.graph_mode, max(self.key.step, 0), max(self.key.rank, 0))
@@ -241,10 +248,7 @@ def job_mark(job: Job) -> str:
     """What decides a job's result: the content of both runs and of the mapping files, the options, our version."""
     digest = hashlib.sha256(repr((__version__, job.request.identity(), job.name, job.formats)).encode())
     digest.update(mapping_mark(job.request.mapping))
-    runs = (job.target, job.golden)
-    if job.ranks is not None:
-        runs = tuple(file for side in job.ranks for file in side.files(job.target.name).values())
-    for run in runs if job.steps is None else (run for side in job.steps for run in side):
+    for run in job.files if job.steps is None else (run for side in job.steps for run in side):
         digest.update(run_fingerprint(run).encode())
     return digest.hexdigest()
 

@@ -28,8 +28,8 @@ from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
-from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, unlike_types
-from twinprobe._layout.layout import Layout, read_sizes
+from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, recorded_sizes, unlike_types
+from twinprobe._layout.layout import Layout, fitting_layout, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
     RankDump,
@@ -40,6 +40,7 @@ from twinprobe._layout.ranks import (
     micro_batches,
     open_ranks,
     passes_of,
+    read_layout,
     recorded_world,
     without_functions,
     without_recomputation,
@@ -119,7 +120,7 @@ def puts_together(request: Request) -> bool:
     for side, other in zip(target.values(), golden.values(), strict=False):
         if not (_is_whole(side) or _is_whole(other)) and not (_is_known(side) and _is_known(other)):
             return False
-        return side.world != other.world or (side.world > 1 and _shards(side) != _shards(other))
+        return side.world != other.world or (side.world > 1 and _arrangement(side) != _arrangement(other))
     return False
 
 
@@ -132,9 +133,10 @@ def _is_known(side: StepRanks) -> bool:
     return any((folder / LAYOUT_FILE).is_file() for _, folder in side.folders)
 
 
-def _shards(side: StepRanks) -> bool:
-    """Whether the optimizer of a rank has pieces of parameters: these are no pairs of whole ones."""
-    return holds_shards(side.folders[0][1] / LAYOUT_FILE)
+def _arrangement(side: StepRanks) -> tuple[bool, dict[str, int]]:
+    """Whether a rank's optimizer has pieces of parameters, and the sizes of its layout: unlike ranks are no pairs."""
+    header = read_layout(side.folders[0][1] / LAYOUT_FILE)[0]
+    return holds_shards(header), {name: size for name, size in recorded_sizes([header]).items() if size != 1}
 
 
 def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
@@ -577,8 +579,8 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
     layouts, hows, wrong = list[Layout](), [], []
     for at, side in enumerate(sides):
         text, other = texts[at] if at < len(texts) else "", sides[1 - at]
-        layout, how, mistake = Layout(1, 1, 1), "", None
-        if side.world > 1 or text:
+        layout, how, mistake = fitting_layout(text, side.world), GIVEN if side.world > 1 else "", None
+        if layout is None or layout.ep > 1:
             near = _readable(other)
             alone, beside = (near, None) if other.world == 1 else (None, near)
             ranks = open_ranks(side.files(DUMP), [])
@@ -596,8 +598,3 @@ def _readable(side: StepRanks) -> Run | None:
         with suppress(TwinProbeError):
             return open_run(file)
     return None
-
-
-def whole_files(job: Job) -> list[Path]:
-    """The files that a job on several ranks reads."""
-    return [file for side in job.ranks for file in side.files(job.target.name).values()] if job.ranks else []

@@ -95,24 +95,17 @@ def _of_parameters(ranks: Mapping[int, RankDump], world: int, beside: Run) -> tu
 
     Copies of a parameter are equal. One that is cut differs from rank to rank, and has another shape in another layout.
     """
-    import polars as pl
-
     own, there = token_shape(next(iter(ranks.values())).run), token_shape(beside)
     # Models of images have no words, and no sequence that might be cut.
     uncut = own is there if None in (own, there) else own[1:2] == there[1:2]  # type: ignore[index]
-    held: list[dict[str, Any]] = []
-    for dump in ranks.values():
-        rows = dump.run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
-        held.append({name: tuple(stats) for name, *stats in rows.select("name", "shape", *STATS).iter_rows()})
-    names = held[0].keys()
+    held = [_parameters(dump.run) for dump in ranks.values()]
+    names, shapes = held[0].keys(), parameter_shapes(beside)
     if not names or any(one.keys() != names for one in held):
         return {}, ""
     same = [sum(value == held[0][name] for name, value in one.items()) for one in held]
     if uncut and min(same) >= _MOST_COPIES * len(names):
         return {"dp": world}, "found: all ranks hold the same parameters"
-    rows = beside.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
-    shapes = dict(rows.select("name", "shape").iter_rows())
-    cut = [name for name in names if shapes.get(name, "") != held[0][name][0] and name in shapes]
+    cut = [name for name in names if name in shapes and shapes[name] != held[0][name][0]]
     groups = set()  # for each parameter, who of the ranks is the first that has this part of it
     for name in cut:
         parts = [one[name] for one in held]
@@ -122,6 +115,15 @@ def _of_parameters(ranks: Mapping[int, RankDump], world: int, beside: Run) -> tu
     if groups != {usual} or not (uncut or size == world):
         return {}, ""
     return {"tp": size}, "found: parameters are cut otherwise in the other run"
+
+
+def _parameters(run: Run) -> dict[str, tuple[Any, ...]]:
+    """The shapes and statistics of a run's parameters, by their paths."""
+    import polars as pl
+
+    rows = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+    return {f"{bare_path(parse_op(run.ops[op]).body)}.{name.rpartition('.')[2]}": (dims(shape) or (), *stats)
+            for op, name, shape, *stats in rows.select("op", "name", "shape", *STATS).iter_rows()}  # fmt: skip
 
 
 def _recorded_stages(headers: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
@@ -136,15 +138,18 @@ def _recorded_stages(headers: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     return 0, 1
 
 
+def recorded_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The sizes of a layout that layout.json tells: the program's own, those of named meshes, stages of a pipeline."""
+    known: dict[str, Any] = next((dict(one) for header in headers if isinstance(one := header.get("sizes"), dict)), {})
+    stages, held = _recorded_stages(headers)
+    known |= _mesh_sizes(headers) | ({"pp": stages // held} if stages else {})
+    return {name: known[name] for name in ("tp", "pp", "cp", "ep") if isinstance(known.get(name), int)}
+
+
 def contradictions(layout: Layout, ranks: Mapping[int, RankDump], other: Run | None) -> list[str]:
     """What the ranks have recorded, or hold, that no run of the given layout would; ``other`` is a single process."""
-    headers = [dump.header for dump in ranks.values()]
-    known: dict[str, Any] = next((dict(one) for header in headers if isinstance(one := header.get("sizes"), dict)), {})
-    known |= _mesh_sizes(headers)
-    stages, held = _recorded_stages(headers)
-    known |= {"pp": stages // held} if stages else {}
-    found = [f"the ranks recorded {name}={known[name]}" for name in ("tp", "pp", "cp", "ep")
-             if isinstance(known.get(name), int) and known[name] != layout.size(name)]  # fmt: skip
+    known = recorded_sizes([dump.header for dump in ranks.values()])
+    found = [f"the ranks recorded {name}={size}" for name, size in known.items() if size != layout.size(name)]
     if other is None or found:
         return found
     first = next(iter(ranks.values()))

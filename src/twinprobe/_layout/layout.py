@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,13 @@ def layout_for(sizes: dict[str, Any], ranks: int, where: str) -> Layout:
                        hint="name the sizes so that they multiply to the ranks")  # fmt: skip
     return Layout(ranks, sizes.get("tp", 1), sizes.get("pp", 1), sizes.get("vpp", 1),
                   sizes.get("order", DEFAULT_ORDER), sizes.get("cp", 1), sizes.get("ep", 1))  # fmt: skip
+
+
+def fitting_layout(text: str, ranks: int) -> Layout | None:
+    """The layout that a text such as ``tp=2`` names, or that one rank has, if it is one of so many ranks."""
+    with suppress(BadInput):
+        return layout_for(read_sizes(text) if text else {"dp": 1}, ranks, "")
+    return None
 
 
 def layouts_of(document: dict[str, Any], *, golden: bool) -> Layouts:

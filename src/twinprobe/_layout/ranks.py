@@ -58,7 +58,7 @@ def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump
         except TwinProbeError as error:
             lost.append(f"rank {rank} is left out: {error}")
             continue
-        header, wrong = _read_layout(file.parent / LAYOUT_FILE)
+        header, wrong = read_layout(file.parent / LAYOUT_FILE)
         if wrong:
             lost.append(wrong)
         dump = RankDump(rank, file.parent, run, [0] * len(run.ops), _suffixes(run), header=header)
@@ -69,7 +69,7 @@ def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump
     return opened
 
 
-def _read_layout(path: Path) -> tuple[dict[str, Any], str]:
+def read_layout(path: Path) -> tuple[dict[str, Any], str]:
     try:
         document = msgspec.json.decode(whole_file(path))
     except FileNotFoundError:
@@ -88,19 +88,19 @@ def micro_batches(dump: RankDump) -> int:
 
 def recorded_world(path: Path) -> int:
     """The number of ranks that a layout.json names; 0 where there is none."""
-    world = _read_layout(path)[0].get("world_size")
+    world = read_layout(path)[0].get("world_size")
     return world if isinstance(world, int) and 0 < world <= 1 << 20 else 0
 
 
-def holds_shards(path: Path) -> bool:
+def holds_shards(header: Mapping[str, Any]) -> bool:
     """Whether a layout.json has the placements of an optimizer's parameters."""
-    values = _read_layout(path)[0].get("values")
+    values = header.get("values")
     return isinstance(values, dict) and any(name.startswith(OPTIMIZER) for name in values)
 
 
 def reduced_types(path: Path) -> list[str]:
     """The 16-bit types in which a layout.json says that gradients were reduced."""
-    types = _read_layout(path)[0].get("reduced_in")
+    types = read_layout(path)[0].get("reduced_in")
     return [one for one in types if isinstance(one, str)] if isinstance(types, list) else []
 
 

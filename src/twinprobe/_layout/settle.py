@@ -46,6 +46,7 @@ from twinprobe._layout.shared import (
     cut_lookups,
     cut_modules,
     divided_before,
+    groups_in,
     handed_on_as_copies,
     of_other_numbers,
     order_of_sequences,
@@ -80,7 +81,7 @@ class Settler:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair the rows and settle them."""
         pairs = self._match(target, golden)
-        if isinstance(target, Whole) and isinstance(golden, Whole) and str(target.layout) != str(golden.layout):
+        if isinstance(target, Whole) and isinstance(golden, Whole) and groups_in(target) != groups_in(golden):
             pairs = without_collectives(pairs, target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]

@@ -313,6 +313,12 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
     return found
 
 
+def groups_in(whole: Whole) -> tuple[str, set[tuple[int, ...]]]:
+    """The sizes of a layout and of its meshes: what decides which ranks exchange something."""
+    dump = next(iter(whole.ranks.values()))
+    return str(whole.layout), {one.mesh_shape for one in (*dump.placements.values(), *dump.sharded.values())}
+
+
 def without_collectives(pairs: Pairs, target: Whole, golden: Whole) -> Pairs:
     """The pairs but those of collectives: groups of another size exchange other pieces, in another order.
 
