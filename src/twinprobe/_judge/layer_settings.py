@@ -48,6 +48,8 @@ def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.Da
         return summary
     found = _differing(target, golden, pairs, sides)
     first = summary.first
+    if first is not None and first.begins == ARGUMENT and "batch_norm" in first.op and f" {_MOMENTUM}: " in first.sentence:
+        return replace(summary, first=replace(first, sentence=_no_output(first)))
     if first is not None and first.module != IN_OPTIMIZER and first.begins == OUTPUT_DIFFERS:
         op = parse_op(first.op)
         words = [text for text in found.get(op.body if op.is_module else first.module, ("", []))[1]
@@ -60,6 +62,12 @@ def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.Da
     if first is None and found:
         return _without_effect(summary, found, pairs)
     return summary
+
+
+def _no_output(first: Divergence) -> str:
+    """The sentence of an argument that changes no result."""
+    changed = first.argument.startswith("input") and "the output differs because an " in first.sentence
+    return f"{first.sentence.replace('the output differs because an ', 'an ')}: {_LATER}" if changed else first.sentence
 
 
 _Found = dict[str, tuple[str, list[str]]]  # by the path of the target's layer: its first call, and what differs

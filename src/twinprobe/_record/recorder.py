@@ -317,6 +317,8 @@ def built_with(layer: Any) -> dict[str, Any]:
             value = round(1.0 - value, 12)  # Paddle's batch norms say what is kept of their statistics
         if isinstance(value, _PLAIN):
             found[name] = value
+    if "alpha" in found and "LeakyReLU" in type(layer).__name__:
+        found["negative_slope"] = found.pop("alpha")
     if isinstance(found.get("approximate"), bool):
         found["approximate"] = "tanh" if found["approximate"] else "none"
     averages = found.pop("track_running_stats", True) is not False
