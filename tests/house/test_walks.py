@@ -13,9 +13,9 @@ from warm_python import run_warm
 MOST = {
     # 62 files, 238 functions and 84 changes when this was first measured.
     "compare": {"files": 30, "functions": 355, "changes": 38},
-    "record": {"files": 25, "functions": 254, "changes": 40},
+    "record": {"files": 25, "functions": 255, "changes": 40},
     # 116 files and 463 changes at first. About 50 of the files are those of recording, aligning, measuring, judging.
-    "auto_diff": {"files": 65, "functions": 676, "changes": 170},
+    "auto_diff": {"files": 66, "functions": 678, "changes": 173},
 }
 
 

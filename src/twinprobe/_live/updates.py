@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.turns import REORDERED
+from twinprobe._judge.layer_settings import differing_settings
 from twinprobe._live.findings import WEIGHT_PHASE, Finding
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.measuring import parameter_of, parameter_pairs, put_together
 from twinprobe._live.pairing.matching import Matches
-from twinprobe._judge.layer_settings import differing_settings
 from twinprobe._live.running import Model, Options
 from twinprobe._measure.elements import ANY_ORDER, FLOAT64, numbers
 from twinprobe._measure.elements import turned as turned_like
