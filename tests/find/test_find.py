@@ -260,6 +260,7 @@ def test_another_learning_rate_is_an_update_of_its_step(tmp_path: Path) -> None:
     assert found["step"] == 3
     assert found["first"]["op"].startswith("Optimizer.")
     assert "lr: 0.03 against 0.01" in found["first"]["sentence"]
+    assert not found["others"]  # the same setting, of the other parameters
 
 
 @pytest.mark.slow

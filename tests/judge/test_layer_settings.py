@@ -23,10 +23,10 @@ class Net(nn.Module):
         return self.head(self.act(self.norm(self.conv(x))).mean((2, 3)))
 
 
-def run(folder: Path, *parts: nn.Module, train: bool = True, **options: Any) -> Path:
+def run(folder: Path, *parts: nn.Module, train: bool = True, level: str = "L0", **options: Any) -> Path:
     torch.manual_seed(0)
     net = Net(*parts).train(train)
-    with twinprobe.record(net, folder, level="L0", **options):
+    with twinprobe.record(net, folder, level=level, **options):
         net(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
     return folder
 
@@ -56,6 +56,13 @@ def test_a_momentum_shows_before_its_statistics_are_used(tmp_path: Path, capsys:
     sides = [str(tmp_path / side) for side in "ba"]
     assert main(["compare", *sides, "-o", str(tmp_path / "out"), "--json", "--fail-on"]) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_where_functions_are_recorded_no_output_is_said_to_differ(tmp_path: Path) -> None:
+    found = first(tmp_path, (nn.BatchNorm2d(6, momentum=0.9),), (nn.BatchNorm2d(6),), level="mix")
+    assert found.op == "Functional.batch_norm.0.forward"
+    assert "an argument differs: momentum: 0.9 against 0.1: its running statistics differ" in found.sentence
+    assert "the output differs" not in found.sentence
 
 
 @pytest.mark.parametrize("norms", [

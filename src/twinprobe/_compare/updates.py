@@ -243,7 +243,7 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
     # A setting differs for all parameters alike, as do gradients that were kept: it is reported once.
     others = [
         replace(other, order=NONE) for other in updates.others
-        if _unsized(other) != _unsized(update) and not (given and other.begins == OUTSIDE)
+        if unsized(other) != unsized(update) and not (given and other.begins == OUTSIDE)
     ]  # fmt: skip
     return replace(summary, first=replace(update, order=NONE, module=IN_OPTIMIZER), others=others)
 
@@ -258,7 +258,8 @@ def _factor(update: Divergence) -> float | None:
     return ratios[-1] if alike else None
 
 
-def _unsized(divergence: Divergence) -> str:
+def unsized(divergence: Divergence) -> str:
+    """What is said of a divergence, without how large it is."""
     return divergence.sentence.replace(size_words(divergence), "")
 
 

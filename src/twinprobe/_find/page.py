@@ -82,6 +82,7 @@ def _verdict(result: FindResult) -> str:
                   for other in result.others]  # fmt: skip
         names = dict.fromkeys([*first["target_values"], *first["golden_values"]])
         rows = [(name, first["target_values"].get(name, ""), first["golden_values"].get(name, "")) for name in names]
+        rows = [row for row in rows if row[1:] != ("None", "None")]  # whole numbers have no mean
         table = _table(("", "target", "golden"), rows, mark=True)
     if result.reproducer:
         lines.append(
@@ -168,7 +169,10 @@ def _curves(result: FindResult, curves: dict[str, Any]) -> str:
         title = _TITLES.get(name, name)
         lines = {"golden": series["golden"], "target": series["target"]}
         parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(title, steps, lines, result.step)}</div>")
-        apart = {"difference": series["difference"], "noise": series["noise"]}
+        # Noise is told by the steps before, so once the runs have parted it says nothing.
+        last = steps[-1] if result.step is None else result.step
+        noise = [value if step <= last else None for step, value in zip(steps, series["noise"], strict=True)]
+        apart = {"difference": series["difference"], "noise": noise}
         apart_title = f"{title}: relative difference, and noise (dotted)"
         plot = '<p class="hint">equal in all steps</p>'
         if any(value and value > 0 for value in series["difference"]):

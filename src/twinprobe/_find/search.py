@@ -19,9 +19,11 @@ from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_paths
 from twinprobe._compare.ranks import rank_facts
 from twinprobe._compare.steps import compare_steps
+from twinprobe._compare.updates import unsized
 from twinprobe._find.page import curves, write_page
 from twinprobe._find.programs import Task, run_program, side
 from twinprobe._judge.ranks import find_culprits
+from twinprobe._judge.search import ARGUMENT
 from twinprobe._judge.search import PARAMETER_DIFFERS as PARAMETER
 from twinprobe._judge.steps import StepsComparison, find_parting
 from twinprobe._judge.verdicts import Thresholds
@@ -29,6 +31,7 @@ from twinprobe._report.console import json_bytes, place_in_code
 from twinprobe._report.files import prepare_folder, replacing, result_stem, timestamp_now
 from twinprobe._report.overview import write_steps
 from twinprobe._report.tables import write_reports
+from twinprobe._runs.names import OPTIMIZER
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, open_run, run_folders
 from twinprobe._runs.watch import watch_files
 from twinprobe.errors import BadInput, TwinProbeError
@@ -376,7 +379,12 @@ class _Search:
         first = summary.first
         assert first is not None
         result.first, result.rank = asdict(first), "" if pair.target.by_process else pair.target.label
-        result.others = [asdict(item) for item in summary.others]
+        # One setting of an optimizer changes all that it writes.
+        setting = first.begins == ARGUMENT and first.op.startswith(OPTIMIZER)
+        result.others = [
+            asdict(item) for item in summary.others
+            if not (setting and item.begins == ARGUMENT and unsized(item) == unsized(first))
+        ]  # fmt: skip
         if stage == STEP:  # the whole step was recorded, so that its results are there
             result.results = [asdict(item) for item in summary.results]
         stem = result_stem(timestamp_now(), pair.target.label)

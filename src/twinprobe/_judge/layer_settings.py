@@ -1,4 +1,4 @@
-"""What the layers of two runs were built with: an epsilon, a momentum, a padding. Recorders note it beside the calls."""
+"""What the layers of two runs were built with: an epsilon, a momentum, a padding. Recorders note it in a dump."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.Da
         return summary
     found = _differing(target, golden, pairs, sides)
     first = summary.first
+    if (
+        first is not None
+        and first.begins == ARGUMENT
+        and "batch_norm" in first.op
+        and f" {_MOMENTUM}: " in first.sentence
+    ):
+        return replace(summary, first=replace(first, sentence=_no_output(first)))
     if first is not None and first.module != IN_OPTIMIZER and first.begins == OUTPUT_DIFFERS:
         op = parse_op(first.op)
         words = [text for text in found.get(op.body if op.is_module else first.module, ("", []))[1]
@@ -60,6 +67,12 @@ def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.Da
     if first is None and found:
         return _without_effect(summary, found, pairs)
     return summary
+
+
+def _no_output(first: Divergence) -> str:
+    """The sentence of an argument that changes no result."""
+    changed = first.argument.startswith("input") and "the output differs because an " in first.sentence
+    return f"{first.sentence.replace('the output differs because an ', 'an ')}: {_LATER}" if changed else first.sentence
 
 
 _Found = dict[str, tuple[str, list[str]]]  # by the path of the target's layer: its first call, and what differs
@@ -89,7 +102,7 @@ def _without_effect(summary: Summary, found: _Found, pairs: pl.DataFrame) -> Sum
     notes = list(summary.notes)
     if listed:
         more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-        notes.append(f"layers that were built otherwise, without effect on these results: {', '.join(listed[:3])}{more}")
+        notes.append(f"layers were built otherwise, without effect on these results: {', '.join(listed[:3])}{more}")
     if not averages:
         return replace(summary, notes=notes)
     op, text = averages[0]

@@ -73,6 +73,7 @@ class Framework(ABC):
 
     name: str
     tensor_suffix: str
+    layers: dict[str, dict[str, Any]] = {}  # noqa: RUF012, what the layers were built with, by path; replaced as a whole
     subfolder = ""  # between the dump path and the step folders; empty for the usual layout
 
     @property
@@ -83,10 +84,6 @@ class Framework(ABC):
     def settings(self) -> dict[str, Any]:
         """Settings that change the rounding of this program's results, for the dump's header: plain values by name.
         ``autocast`` is a dtype or None."""
-        return {}
-
-    def layer_settings(self) -> dict[str, dict[str, Any]]:
-        """What the layers were built with, by their paths, for the dump's header."""
         return {}
 
     @abstractmethod
@@ -525,8 +522,8 @@ class Engine:
                     settings = self.framework.settings() | settings
                 except Exception as error:
                     self.problems.note("asking for the precision settings", error)
-                layers = self.framework.layer_settings()
-                step.folder.header["settings"] = settings | ({LAYERS: layers} if layers else {})
+                layers = {LAYERS: self.framework.layers} if self.framework.layers else {}
+                step.folder.header["settings"] = settings | layers
             opens = step.folder.reopen if step.closed else step.folder.open
             self._worker.put(lambda: self._guarded(step, opens))
             step.closed, step.writable = False, True

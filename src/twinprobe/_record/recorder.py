@@ -47,7 +47,6 @@ class Recorder(Framework):
         self._keep_all = config.task == "tensor" or config.summaries
         self.shares_notes = self.takes_all and not self._keep_all  # those of one tensor in several calls
         self._parents: dict[str, str | None] = {}
-        self._layers: dict[str, dict[str, Any]] = {}
         if config.bench_path is not None:
             self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._stop_keeping)
 
@@ -140,7 +139,12 @@ class Recorder(Framework):
         try:
             self.paused = token_range is not None
             self._observe(models, isinstance(model, list | tuple), token_range)
-            self._layers = self._built(models, isinstance(model, list | tuple)) if self.config.optimizer else {}
+            self.layers = {}
+            for position, one in enumerate(models if self.config.optimizer else ()):
+                front = f"{position}." if isinstance(model, list | tuple) else ""
+                for path, module, _ in self.watched_modules(one):
+                    if settings := built_with(module):
+                        self.layers[front + path] = settings
         except Exception as error:
             self._release()
             self.engine.active = False
@@ -148,18 +152,6 @@ class Recorder(Framework):
         except BaseException:
             self._release()
             raise
-
-    def layer_settings(self) -> dict[str, dict[str, Any]]:
-        return self._layers
-
-    def _built(self, models: list[Any], several: bool) -> dict[str, dict[str, Any]]:
-        found = {}
-        for position, model in enumerate(models):
-            front = f"{position}." if several else ""
-            for path, module, _ in self.watched_modules(model):
-                if settings := built_with(module):
-                    found[front + path] = settings
-        return found
 
     def check_models(self, model: Any) -> list[Any]:
         """The modules to watch; BadInput for anything else."""
@@ -296,7 +288,8 @@ _SETTINGS = {
     **{name: name for name in (
         "eps", "momentum", "p", "approximate", "negative_slope", "alpha", "kernel_size", "stride", "padding",
         "padding_mode", "pad_mode", "output_padding", "dilation", "groups", "num_groups", "ceil_mode", "dim",
-        "align_corners", "scale_factor", "count_include_pad", "norm_type", "bidirectional", "dropout", "track_running_stats",
+        "align_corners", "scale_factor", "count_include_pad", "norm_type", "bidirectional", "dropout",
+        "track_running_stats",
     )},
     "epsilon": "eps", "variance_epsilon": "eps", "layer_norm_eps": "eps", "group": "groups", "ksize": "kernel_size",
     "axis": "dim",
@@ -307,8 +300,8 @@ _PLAIN = (bool, int, float, str)
 def built_with(layer: Any) -> dict[str, Any]:
     """What a layer was built with, in PyTorch's meaning: what it does not use now (in evaluation) is left out."""
     found: dict[str, Any] = {}
-    for attribute, value in vars(layer).items():
-        name = _SETTINGS.get(attribute.lstrip("_"))
+    for attribute, given in vars(layer).items():
+        name, value = _SETTINGS.get(attribute.lstrip("_")), given
         if name is None or value is None:  # None: whatever is usual
             continue
         if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
@@ -317,12 +310,14 @@ def built_with(layer: Any) -> dict[str, Any]:
             value = round(1.0 - value, 12)  # Paddle's batch norms say what is kept of their statistics
         if isinstance(value, _PLAIN):
             found[name] = value
+    if "alpha" in found and "LeakyReLU" in type(layer).__name__:
+        found["negative_slope"] = found.pop("alpha")
     if isinstance(found.get("approximate"), bool):
         found["approximate"] = "tanh" if found["approximate"] else "none"
-    averages = found.pop("track_running_stats", True) is not False
-    averages = averages and any("BatchNorm" in parent.__name__ for parent in type(layer).__mro__)
-    if not averages or not getattr(layer, "training", True):
-        found.pop("momentum", None)
+    kept = found.pop("track_running_stats", True) is not False and getattr(layer, "training", True)
+    if "momentum" in found:
+        averages = any("BatchNorm" in parent.__name__ for parent in type(layer).__mro__)
+        found = found if averages and kept else {name: value for name, value in found.items() if name != "momentum"}
     if not getattr(layer, "training", True):
         found.pop("p", None)
     return found

@@ -292,9 +292,9 @@ def _leave_joined(raw: LiveRun, base: LiveRun, group: Group, raw_paths: Paths, m
     def parts(target: str, golden: str) -> bool:
         """Whether one result is part of the other: as large a one as there are layers, or weights, to make it up."""
         small, large = sorted(prod(json.loads(shape)) for shape in (target, golden))
-        held = [[getattr(getattr(layer, "weight", None), "shape", None) for layer in side] for side in members]
-        known = all(shape is not None for side in held for shape in side)
-        as_many = known and sum(map(prod, held[0])) == sum(map(prod, held[1]))
+        held = [[getattr(getattr(layer, "weight", None), "shape", ()) for layer in side] for side in members]
+        counted = [sum(prod(shape) if shape else 0 for shape in side) for side in held]
+        as_many = counted[0] == counted[1] > 0
         return 0 < small < large and (as_many or large == max(counts) * small)
 
     if any(
