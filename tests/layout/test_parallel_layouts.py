@@ -179,7 +179,7 @@ AGAINST_EACH_OTHER = {
     "experts": ["ep-2", "ep-4"],
 }  # fmt: skip
 PAIRS = [pair for group in AGAINST_EACH_OTHER.values() for pair in combinations(group, 2)]
-ODD = {"sp-2", "cp-2", "fsdp1-4", "2d-4", "hsdp-4", "ep-2", "pp+deep-2"}  # these have functions of their own, and other cuts
+ODD = {"sp-2", "cp-2", "fsdp1-4", "2d-4", "hsdp-4", "ep-2", "pp+deep-2"}  # with functions and cuts of their own
 
 
 def sizes_of(kind: str, ranks: int) -> str:
