@@ -229,3 +229,16 @@ def test_a_parameter_that_no_call_has_is_named_by_the_optimizer(
     sentence = json.loads(capsys.readouterr().out)["findings"][0]
     assert f"step 0 differs: {'Optimizer.token.SGD.0.forward: parameters.before' if held else add}" in sentence
     assert sentence.endswith("rank 1's replica differs from the others")
+
+
+def test_a_setting_beside_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an update was given is asked for tensors that differ; a learning rate is none."""
+    weight = random(20, 16, 8)
+    for folder, rate in (("g/step0/proc1", 0.1), ("t/step0/rank0", 0.1), ("t/step0/rank1", 0.2)):
+        record(tmp_path / folder, {NORM: {"output.0": weight}})
+        values = {"input.0": weight, "lr": rate, "parameters.before": weight, "output.0": weight * np.float32(1 - rate)}
+        record(tmp_path / folder, {"Optimizer.up.weight.SGD.0.forward": values}, name="optimizer")
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--layout", "dp=2"]) == 0
+    found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
+    assert found["step0/optimizer"]["first"]["op"] == "Optimizer.up.weight.SGD.0.forward"

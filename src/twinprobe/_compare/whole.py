@@ -471,9 +471,8 @@ def _other_data(comparison: Comparison) -> Divergence | None:
         ranks = other_data(whole, row, golden, partner) if order <= first.order else []
         data = "int" in pairs["t_dtype"][order]
         if ranks and (data or len(ranks) < len(whole.ranks)):
-            argument = name.removeprefix(f"{op}.")
-            words = "comes from outside and" if data else "has golden's statistics, and"
-            said = f"{argument}: it {words} {_ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            argument, words = name.removeprefix(f"{op}."), "comes from outside" if data else "has golden's statistics,"
+            said = f"{argument}: it {words} and {_ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
             around = op if parse_op(op).is_module else whole.parents.get(op)
             return _moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
     return None
@@ -528,10 +527,8 @@ def _grouped(findings: list[str]) -> list[str]:
         names.setdefault(said, []).append(name)
     shown: list[str] = []
     for said, values in names.items():
-        few = len(values) <= _FEW_ALIKE
-        shown += (
-            [f"{name}: {said}" for name in values] if few else [f"{values[0]} and {len(values) - 1:,} more: {said}"]
-        )
+        told = values if len(values) <= _FEW_ALIKE else [f"{values[0]} and {len(values) - 1:,} more"]
+        shown += [f"{name}: {said}" for name in told]
     return shown[:20] + ([f"{len(shown) - 20:,} more findings on single ranks"] if len(shown) > 20 else [])
 
 
