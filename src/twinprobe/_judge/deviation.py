@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
-from twinprobe._judge.flow import Flow
-from twinprobe._judge.operations import is_smooth
+from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.operations import Family, is_smooth, operation_of
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
-from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs.names import FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
+from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -393,3 +393,88 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
             np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
         )
     return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0), grain)
+
+
+def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
+    """Errors, with those that a normalisation hides from statistics.
+
+    Whatever comes in, it gives rows of one norm and mean, and where a part of a batch is wrong, the extremes may lie in
+    another. What is known of its output is the error that came in, until the next call shows what became of it.
+    """
+    normed = flow.each_call(lambda op: op.direction == FORWARD and operation_of(op).family == Family.NORM)
+    inputs = flow.first_inputs(normed)
+    came = np.zeros(len(flow.ops) + 1)
+    came[flow.of_row[inputs]] = np.nan_to_num(error[inputs], posinf=0.0)
+    made = by_statistics & (flow.role == OUTPUT) & flow.spread(normed) & (error != 0)
+    grown = np.where(made, np.fmax(error, came[flow.of_row]), error)
+    source = np.maximum(flow.source, 0)
+    read = by_statistics & (flow.source != NONE) & made[source]
+    hidden: Floats = np.where(read, np.fmax(grown, grown[source]), grown)
+    return hidden
+
+
+def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
+    further apart than noise comes: scores that were masked out are no longer there to choose."""
+    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
+    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
+    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
+    unsure[flow.of_row[inputs & far]] = False
+    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
+    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
+    return flips
+
+
+_BETWEEN = 8.0  # roundings that code between recorded calls may add
+
+
+def arrived(flow: Flow, values: Values, few: Floats) -> Floats:
+    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
+
+    ``few``: see ``shown_by_means``.
+    """
+    count = len(flow.ops)
+    # What lies under a mask was not compared.
+    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
+    error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
+    given, entered = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
+    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
+    known = ~np.isnan(values.error)
+    unseen, closed = np.ones((2, count), dtype=bool)
+    unseen[flow.of_row[outputs & known]] = False
+    closed[flow.of_row[inputs & known]] = False
+    inner = np.flatnonzero(flow.parent >= 0)
+    for call in inner[unseen[flow.parent[inner]]].tolist():
+        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
+    so_far = np.zeros(count)
+    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
+    owner = flow.parent[order]
+    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
+    scopes = list(zip(edges, [*edges[1:], count], strict=True))
+    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
+        members = order[begin:end]
+        around = int(owner[begin])
+        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
+        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
+        so_far[members] = reached[:-1]
+    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
+    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
+    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
+    return distance
+
+
+def gave_inside(flow: Flow, values: Values) -> Floats:
+    """For outputs of a call that holds others: what those gave, as a distance."""
+    count = len(flow.ops)
+    error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
+    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
+    given, held = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    inner = np.flatnonzero(flow.parent >= 0)
+    np.maximum.at(held, flow.parent[inner], given[inner])
+    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
+    return passed

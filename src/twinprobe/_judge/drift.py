@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, Values, bools
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import ADAPTIVE, RUNNING_MEAN, RUNNING_VARIANCE, softened
+from twinprobe._judge.operations import ADAPTIVE, softened
 from twinprobe._runs.names import CONTAINERS, OPTIMIZER
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, VALUE
 
@@ -85,7 +85,7 @@ class Updates:
         return whole_steps(self.step[calls] * np.maximum(np.where(self.whole[calls], 0.0, 1.0), ratio), elements, 1.0)
 
     def of_vectors(self, pairs: pl.DataFrame, flow: Flow, values: Values, allowed: Floats) -> Floats:
-        """How far a few vectors in optimizer.json may be off where no sketches tell, as a distance.
+        """What is allowed, with how far a few vectors in optimizer.json may be off where no sketches tell.
 
         A shift that something later takes off again has no gradient in theory. Such shifts are biases, or parts of
         them (the keys in a fused bias); no statistic tells which part. A matrix is no shift, and what is wrong with
@@ -97,7 +97,7 @@ class Updates:
         off = updated & (values.distance > allowed)
         noisy = (values.error[adapted & (flow.role == INPUT)] > 0).any()
         if not off.any() or not noisy or off.sum() > _FEW_UPDATES * updated.sum():
-            return np.zeros(len(allowed))
+            return allowed
         before = np.zeros(len(flow.ops), dtype=np.int64)
         held = np.flatnonzero(adapted & (flow.role == PARAMETER))
         before[flow.of_row[held]] = held
@@ -106,7 +106,7 @@ class Updates:
                     for stat in STATS], axis=0) for side in "tg"
         ]  # fmt: skip
         off &= (still[0] == still[1]) & ~bools(pairs["g_shape"].str.contains(",", literal=True))
-        return np.where(off, whole_steps(self.rate[call], values.elements, 1.0), 0.0)
+        return np.where(off, np.fmax(allowed, whole_steps(self.rate[call], values.elements, 1.0)), allowed)
 
 
 def updates_of(
@@ -137,7 +137,7 @@ def moved_parameters(
     pairs: pl.DataFrame,
     flow: Flow,
     values: Values,
-    updates: Updates,
+    updates: Updates | None,
     steps: int,
     gathered: Floats,
     settings: Mapping[str, Any],
@@ -158,7 +158,7 @@ def moved_parameters(
     one = 1 / np.maximum(values.elements, 1)
     rate = steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
     few: Floats = whole_steps(rate, values.elements, np.maximum(share, one)) * settings.get(ONE_PROCESS, 0)
-    if not updates.divides.any():
+    if updates is None or not updates.divides.any():
         return np.where(values.rms <= 2 * rate, whole_steps(rate, values.elements, 1.0), few)
     corrected = float(np.median(updates.step[updates.divides]))  # the rate, divided by the first moment's share
     return np.fmax(few, whole_steps(steps * corrected * (1 - _BETA1 ** (steps + 1)), values.elements, one))
@@ -199,22 +199,6 @@ def drift_of(
     # A plain optimizer, such as SGD, moves no element further than its gradient.
     single = _DRIFT if settings.get(ADAPTIVE_RATE) == 0.0 else _DRIFTED
     return typical, max(typical, min(single * epsilon * abs(step), _DRIFTED_END[coarse]))
-
-
-def of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
-    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
-    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
-    mean, variance = (
-        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
-        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
-    )
-    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
-    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
-    error, rms = np.zeros((2, len(flow.ops) + 1))
-    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
-    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
-    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
-    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
 
 
 def hidden_drift(pairs: pl.DataFrame, flow: Flow, furthest: float) -> Floats:

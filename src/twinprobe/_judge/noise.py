@@ -8,16 +8,27 @@ may be far larger than what is left (cancellation).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import COARSE, WILD, Values, values_of
-from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, of_running_statistics, shown_by_means
+from twinprobe._align.calls import all_dims
+from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, behind_norms, flips_of, gave_inside, values_of
+from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operands import FLOAT32, RESOLVED, ROUNDING, THROUGH_DERIVATIVES, Operands
-from twinprobe._judge.operations import Family, hidden_precision, operation_of
+from twinprobe._judge.operations import (
+    OTHER_MODULE,
+    RUNNING_MEAN,
+    RUNNING_VARIANCE,
+    Family,
+    hidden_precision,
+    is_inverse,
+    is_kinked,
+    is_over_batch,
+    operation_of,
+)
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
@@ -28,6 +39,14 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+ROUNDING = 0.21  # of an epsilon: one rounding of every element, in relative norm
+RESOLVED = 0.7e-7  # sums of sketches resolve no finer errors
+THROUGH_DERIVATIVES = 3.0  # gradients pass through derivatives that no dump holds
+FLOAT32 = 2.0**-23
+_STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
+_ROW = 8.0  # numbers that every kernel adds up first
+_MOST_ROUNDINGS = 64.0  # to 16 bits, in one call
+_PATHS = "ctc_loss"
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _IN_A_ROW = 512  # terms that a kernel adds to one sum in float32; longer sums are put together from such
 _BATCH = 4  # terms of a sum: more are those of a batch
@@ -89,14 +108,14 @@ def expected_errors(
     ``measured``: the error of a third run; ``noisy``: see ``Estimate``.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
-    error = _behind_norms(flow, error, estimated & ~sketched)
+    error = behind_norms(flow, error, estimated & ~sketched)
     values = values_of(pairs, flow, error, epsilon)
-    drift, furthest = drift_of(pairs, flow, values, step, settings)
+    drift, furthest = drift_of(pairs, flow, values, step, settings) if step else (0.0, 0.0)
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     grain = np.maximum(values.grain, drift / ROUNDING)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
-    between = _arrived(flow, values, few)
+    between = arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
@@ -109,7 +128,7 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, furthest, operands.updates.silent[row_call] == 1),
+        _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
     )
     local = np.hypot(local, hidden_drift(pairs, flow, furthest)[row_call] * np.where(output, values.norm, 0.0))
     if step:
@@ -120,19 +139,19 @@ def expected_errors(
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
-    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, _gave_inside(flow, values)), allowed)
+    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
     allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
-    running = of_running_statistics(pairs, flow, values, depth * grain)
+    running = _of_running_statistics(pairs, flow, values, depth * grain)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
     # Sums of sketches resolve no finer errors; statistics of 16-bit tensors are themselves rounded to 16 bits.
     finest = np.select([estimated & (values.epsilon > COARSE), sketched], [values.epsilon, RESOLVED], 0.0)
     allowed = np.hypot(allowed, finest * values.norm)
-    allowed = np.fmax(allowed, operands.updates.of_vectors(pairs, flow, values, allowed))
+    allowed = allowed if operands.updates is None else operands.updates.of_vectors(pairs, flow, values, allowed)
     small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
     allowed *= small
     if measured is not None:
@@ -150,7 +169,7 @@ def expected_errors(
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     return Noise(
-        error, expected, times, values.grain, abnormal, matters, far, values.masked, _flips_of(flow, values, far),
+        error, expected, times, values.grain, abnormal, matters, far, values.masked, flips_of(flow, values, far),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
 
@@ -319,91 +338,6 @@ def _parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Flo
     return scale, np.where(gradient, np.hypot(carried, THROUGH_DERIVATIVES * error * scale), carried)
 
 
-def _behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
-    """Errors, with those that a normalisation hides from statistics.
-
-    Whatever comes in, it gives rows of one norm and mean, and where a part of a batch is wrong, the extremes may lie in
-    another. What is known of its output is the error that came in, until the next call shows what became of it.
-    """
-    normed = flow.each_call(lambda op: op.direction == FORWARD and operation_of(op).family == Family.NORM)
-    inputs = flow.first_inputs(normed)
-    came = np.zeros(len(flow.ops) + 1)
-    came[flow.of_row[inputs]] = np.nan_to_num(error[inputs], posinf=0.0)
-    made = by_statistics & (flow.role == OUTPUT) & flow.spread(normed) & (error != 0)
-    grown = np.where(made, np.fmax(error, came[flow.of_row]), error)
-    source = np.maximum(flow.source, 0)
-    read = by_statistics & (flow.source != NONE) & made[source]
-    hidden: Floats = np.where(read, np.fmax(grown, grown[source]), grown)
-    return hidden
-
-
-def _flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
-    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
-    further apart than noise comes: scores that were masked out are no longer there to choose."""
-    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
-    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
-    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
-    unsure[flow.of_row[inputs & far]] = False
-    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
-    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
-    return flips
-
-
-_BETWEEN = 8.0  # roundings that code between recorded calls may add
-
-
-def _arrived(flow: Flow, values: Values, few: Floats) -> Floats:
-    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
-
-    ``few``: see ``shown_by_means``.
-    """
-    count = len(flow.ops)
-    # What lies under a mask was not compared.
-    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
-    error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
-    given, entered = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
-    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
-    known = ~np.isnan(values.error)
-    unseen, closed = np.ones((2, count), dtype=bool)
-    unseen[flow.of_row[outputs & known]] = False
-    closed[flow.of_row[inputs & known]] = False
-    inner = np.flatnonzero(flow.parent >= 0)
-    for call in inner[unseen[flow.parent[inner]]].tolist():
-        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
-    so_far = np.zeros(count)
-    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
-    owner = flow.parent[order]
-    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
-    scopes = list(zip(edges, [*edges[1:], count], strict=True))
-    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
-        members = order[begin:end]
-        around = int(owner[begin])
-        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
-        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
-        so_far[members] = reached[:-1]
-    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
-    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
-    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
-    return distance
-
-
-def _gave_inside(flow: Flow, values: Values) -> Floats:
-    """For outputs of a call that holds others: what those gave, as a distance."""
-    count = len(flow.ops)
-    error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
-    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
-    given, held = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    inner = np.flatnonzero(flow.parent >= 0)
-    np.maximum.at(held, flow.parent[inner], given[inner])
-    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
-    return passed
-
-
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 
 
@@ -419,3 +353,218 @@ def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
     frame = pl.DataFrame({"kind": kinds, "noise": noise})
     largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
     return np.where(few, largest, noise)
+
+
+def _of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
+    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
+    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
+    mean, variance = (
+        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
+        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
+    )
+    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
+    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
+    error, rms = np.zeros((2, len(flow.ops) + 1))
+    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
+    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
+    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
+    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
+
+
+class Operands:
+    """Every floating-point input of every call, with what its call is: one entry an input."""
+
+    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: Values, settings: dict[str, Any], noisy: Any) -> None:
+        self.count = count = len(flow.ops)
+        self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
+        self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
+        self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
+        self.one: Bools = flow.each_call(lambda op: operation_of(op).one)
+        for call, members in flow.grouped.items():
+            # A linear map in place of a convolution adds up as many products, in another order.
+            if len(members) > 1 or self.family[call] != Family.PRODUCT:
+                self.family[call], self.factor[call] = OTHER_MODULE.family, OTHER_MODULE.factor
+                self.often[call] = OTHER_MODULE.roundings
+        self.backward = flow.each_call(lambda op: op.direction != FORWARD)
+        takes = ((flow.role == INPUT) | (flow.role == PARAMETER)) & (values.elements > 0) & (values.epsilon > 0)
+        self.rows = np.flatnonzero(takes & (flow.of_row >= 0))
+        self.calls = flow.of_row[self.rows]
+        self.first, self.second, self.third = self._by_place()
+        self.gives = np.flatnonzero(((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0))
+        self.size, self.norm, self.fine = np.zeros(count), np.zeros(count), np.zeros(count)
+        owners = flow.of_row[self.gives]
+        for array, what in ((self.size, values.elements), (self.norm, values.norm), (self.fine, values.epsilon)):
+            np.maximum.at(array, owners, what[self.gives])
+        self.terms = self._contracted(pairs, flow)
+        self.path = np.zeros(count)  # the logarithm of what CTC adds up: the probabilities of whole paths
+        self.updates = updates_of(pairs, flow, self.first, noisy, settings) if flow.updates.any() else None
+        self.silent = np.zeros(count) if self.updates is None else self.updates.silent
+        self.elements = np.maximum(values.elements[self.rows], 1)
+        self.ratio = self.size[self.calls] / self.elements
+        self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
+        self.first_rms, self.second_rms, self.third_rms = (
+            np.where(place != NONE, values.rms[np.maximum(place, 0)], 1.0)
+            for place in (self.first, self.second, self.third)
+        )
+        paths = flow.each_call(lambda op: _PATHS in op.body)
+        if paths.any():
+            self.path = np.where(paths & ~self.backward, self.terms * self.first_rms, 0.0)
+            self.path = np.where(paths & (flow.twin != NONE), self.path[flow.twin], self.path)
+        self.value_norm = self.third_rms * np.sqrt(self.size)  # of attention: what it averages
+        # Normalising divides by what is left of the values without their mean.
+        rms, mean = values.rms[self.rows], np.abs(values.mean[self.rows])
+        with np.errstate(over="ignore", invalid="ignore"):
+            left = np.sqrt(np.maximum(rms**2 - mean**2, (1e-3 * rms) ** 2))
+        normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
+        self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
+        # The smallest elements are the largest of the results.
+        inverts = flow.each_call(is_inverse)[self.calls]
+        least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
+        steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
+        self.steep = np.fmax(self.steep, steepest)
+
+    def _by_place(self) -> tuple[Ints, Ints, Ints]:
+        """The first three floating-point inputs of each call; the third is the second where there are two."""
+        places: list[Ints] = []
+        left = np.ones(len(self.rows), dtype=bool)
+        for _ in range(3):
+            place = places[-1].copy() if len(places) == 2 else np.full(self.count, NONE, dtype=np.int64)
+            place[self.calls[left][::-1]] = self.rows[left][::-1]
+            left &= self.rows != place[self.calls]
+            places.append(place)
+        return places[0], places[1], places[2]
+
+    def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
+        """How many numbers a call adds up: a product for each element, a norm over a batch for each channel."""
+        terms = np.ones(self.count)
+        shapes = pairs["g_shape"].fill_null(pairs["t_shape"])
+        known = {text: shape for text, shape in all_dims(shapes.unique().to_list()).items() if shape}
+        norms = np.flatnonzero((self.family == Family.NORM) & (self.first != NONE))
+        if len(norms):
+            norms = norms[flow.each_call(is_over_batch)[norms]]
+            counts = {text: prod(shape) / max(shape[1], 1) for text, shape in known.items() if len(shape) > 1}
+            taken = shapes.gather(self.first[norms])
+            terms[norms] = taken.replace_strict(counts, default=1.0).fill_null(1.0).to_numpy()
+        for call in np.flatnonzero(flow.each_call(lambda op: _PATHS in op.body) & (self.first != NONE)).tolist():
+            terms[call] = float(known.get(shapes[int(self.first[call])], (1,))[0])
+        products = np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE))
+        if len(products):
+            first = self.first[products]
+            # Where what goes in has no partner (patches that are cut elsewhere), the weight comes first.
+            ends = pairs["g_name"].gather(first).str.contains(r"\.(input\.1|weight)$").fill_null(value=False)
+            by_weight = (flow.role[first] == PARAMETER) | ends.to_numpy()
+            convolution = flow.each_call(lambda op: "conv" in (op.cls or op.body).lower())[products] & ~by_weight
+            operand = shapes.gather(np.where(convolution, self.second[products], first))
+            inner = {text: float(prod(shape[1:])) for text, shape in known.items()}
+            last = {text: float(shape[-1]) for text, shape in known.items()}
+            added = [operand.replace_strict(each, default=1.0).fill_null(1.0).to_numpy() for each in (inner, last)]
+            terms[products] = np.where(convolution | by_weight, *added)
+        return np.maximum(terms, 1.0)
+
+    def explained(self, flow: Flow, values: Values, estimated: Bools, sketched: Bools, few: Floats) -> Floats:
+        """Per call: how far off its outputs may be since its inputs are, as a distance.
+
+        ``few``: see ``shown_by_means``.
+        """
+        rows, calls, kind, by = self.rows, self.calls, self.family[self.calls], self.factor[self.calls]
+        distance = np.nan_to_num(values.distance[rows], nan=0.0)
+        dirty = np.maximum.accumulate(np.nan_to_num(values.distance) > 0)[rows]
+        # What a sketch does not resolve may be there, once anything differs at all.
+        distance = np.where(dirty & sketched[rows], np.fmax(distance, RESOLVED * values.norm[rows]), distance)
+        if estimated.any():
+            # Four numbers see only a part of a difference; 16-bit ones hide half an epsilon.
+            dirty = dirty & estimated[rows]
+            epsilon = values.epsilon[rows]
+            hidden = np.where(epsilon > COARSE, 0.5, ROUNDING) * epsilon * values.norm[rows]
+            distance = np.where(dirty, np.fmax(np.fmax(2.0 * distance, hidden), few[rows]), distance)
+        sizes = values.norm[rows]
+        error = np.where(sizes > 0, distance / np.where(sizes > 0, sizes, 1), 0.0)
+        norm, two = self.norm[calls], self.second[calls] != NONE
+        other = np.where(rows == self.first[calls], self.second_rms[calls], self.first_rms[calls])
+        logits = np.maximum(1.0, self.first_rms * self.second_rms)[calls]
+        relative = by * error * norm
+        single = distance / np.sqrt(self.elements)  # the error of one element
+        gain = np.select(
+            [
+                self.backward[calls],
+                (kind == Family.COPY) | (kind == Family.SUM),
+                kind == Family.REDUCE,
+                kind == Family.MEAN,
+                kind == Family.SMOOTH,
+                (kind == Family.PRODUCT) & two,
+                (kind == Family.MULTIPLY) & two,
+                kind == Family.EXPONENT,
+                kind == Family.LOSS,
+                kind == Family.ATTENTION,
+            ],
+            [
+                np.fmax(THROUGH_DERIVATIVES * error * norm, distance),  # sums over a batch may cancel
+                distance * self.spread,
+                2 * distance,
+                2 * distance * np.sqrt(np.minimum(1.0, self.ratio)),  # errors may be alike: those of a bias, say
+                by * distance * self.spread,
+                2 * distance * np.sqrt(self.ratio * self.terms[calls]) * other,
+                np.fmax(by * distance * other * self.spread, relative),
+                np.fmax(relative, by * single * norm),
+                np.fmax(by * single, error * norm),
+                by * error * np.fmax(self.value_norm, self.norm)[calls] * logits,
+            ],
+            relative * self.steep,
+        )
+        # Adaptive optimizers make whole steps of gradients that are noise.
+        if self.updates is not None:
+            ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
+            divided = self.updates.quotient(calls, ratio, self.size[calls])
+            gain = np.where(self.updates.divides[calls] & (distance > 0), np.fmax(gain, divided), gain)
+            flipped = self.updates.flipped(calls, error, self.first_rms[calls], self.size[calls])
+            gain = np.where(rows == self.first[calls], np.fmax(gain, flipped), gain)
+        squares = np.zeros(self.count)
+        np.add.at(squares, calls, gain**2)
+        # A backward call also reads what its forward call kept.
+        kept, seen = np.zeros(self.count), flow.of_row >= 0
+        np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=WILD)[seen])
+        kept = np.where(flow.twin != NONE, kept[np.maximum(flow.twin, 0)], 0.0)
+        squares += (THROUGH_DERIVATIVES * kept * self.norm) ** 2
+        # The derivative of a kink jumps: as many elements flip as lie within the error around it.
+        squares += np.where(flow.each_call(is_kinked), kept, 0.0) * self.norm**2
+        return np.sqrt(squares)
+
+    def added_up(self, values: Values) -> Floats:
+        """Per call: the size of what it adds up on the way, which may be far larger than what is left of it."""
+        count, calls, family = self.count, self.calls, self.family
+        sizes = values.norm[self.rows]
+        summed, reduced, steep = np.zeros(count), np.zeros(count), np.ones(count)
+        np.add.at(summed, calls, (sizes * self.spread) ** 2)
+        shrunk = np.where(family[calls] == Family.MEAN, np.minimum(1, self.ratio), 1.0)
+        np.maximum.at(reduced, calls, sizes * shrunk)
+        np.maximum.at(steep, calls, self.steep)
+        products = np.sqrt(self.size * self.terms) * self.first_rms * self.second_rms
+        scale = np.select(
+            [
+                self.backward,
+                family == Family.SUM,
+                (family == Family.REDUCE) | (family == Family.MEAN),
+                (family == Family.PRODUCT) & (self.second != NONE),
+                family == Family.ATTENTION,
+                family == Family.LOSS,
+            ],
+            [self.norm, np.sqrt(summed), reduced, products, self.value_norm, self.first_rms],
+            self.norm * steep,
+        )
+        ones = np.where(self.one & ~self.backward & (self.fine <= 2 * FLOAT32), np.sqrt(self.size), 0.0)
+        largest: Floats = np.fmax(np.fmax(scale, self.norm), ones)
+        return largest
+
+    def roundings(self) -> Floats:
+        """Per call: how often it rounds on the way."""
+        # Products of 16 bits are summed in float32, and so are those of recurrent layers.
+        coarse = self.fine > 2 * FLOAT32
+        sums = np.where(coarse, 2.0, np.maximum(self.terms, 2.0))
+        often = np.where(coarse, np.minimum(self.often, _MOST_ROUNDINGS), self.often)
+        often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
+        # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
+        often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
+        # The error of a logarithm is relative to what it is the logarithm of.
+        often = np.maximum(often, self.path**2)
+        rounded: Floats = np.where(self.backward, 2 * np.maximum(often, 4.0), often)
+        return rounded

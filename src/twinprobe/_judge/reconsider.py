@@ -197,7 +197,7 @@ def by_formula(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Be
     """Optimisers that compute the same by different formulas: of most parameters, what they write agrees. Where it does
     not, the formula is no cause, and it begins with what was written."""
     turn, writes = flow.turns
-    if not (flow.updates & ~facts.called).any() or not writes.any():
+    if not writes.any():
         return
     kept = (flow.role == OUTPUT) & facts.matched & noise.abnormal & flow.spread(flow.keeps & flow.updates)
     off: dict[int, int] = {}  # by turns: what was written and differs, a parameter rather than a moment

@@ -341,7 +341,8 @@ def _weigh(
     follow(flow, noise, facts, beginnings)
     if any(beginning.reaches and not noise.far[beginning.row] for beginning in beginnings):
         beginnings = without_the_usual(flow, noise, facts, limit, isolated, limit >= plain, sketched, beginnings)
-    by_formula(flow, noise, facts, beginnings)
+    if (flow.updates & ~facts.called).any():
+        by_formula(flow, noise, facts, beginnings)
     claimed = any(beginning.reaches for beginning in beginnings)
     beginnings = untrained(pairs, flow, facts, beginnings if claimed else grown(flow, noise, facts, beginnings))
     compared = rows.tensor & rows.matched & ~facts.integer & ~np.isnan(error)

@@ -16,8 +16,7 @@ import numpy as np
 
 from twinprobe._judge.deviation import bools
 from twinprobe._judge.flow import Flow, trace
-from twinprobe._judge.noise import expected_errors
-from twinprobe._judge.operands import ROUNDING
+from twinprobe._judge.noise import ROUNDING, expected_errors
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.origin import SUSPICIOUS, Isolated
 from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound, with_slots
