@@ -566,7 +566,7 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
     other = dtypes_differ(pairs)
     if other.any() and judged.noise is not None:
         sides = pairs.filter(other).select("t_dtype", "g_dtype").unique(maintain_order=True).rows()
-        named = ", ".join(f"{_bare(t)} against {_bare(g)}" for t, g in sides[:3])
+        named = ", ".join(" against ".join(str(dtype).rpartition(".")[2] for dtype in pair) for pair in sides[:3])
         found.append(f"{int(other.sum()):,} values have another dtype ({named}); they are judged by the coarser one")
     if judged.noise is not None and judged.noise.flips.any() and all(not one.reaches for one in judged.beginnings):
         flipped = np.flatnonzero(judged.noise.flips)
@@ -596,7 +596,3 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
     if len(lost) > _MOST_NOTES:
         found.append(f"{len(lost) - _MOST_NOTES} more differences have no effect on any result")
     return found
-
-
-def _bare(dtype: str | None) -> str:
-    return str(dtype).rpartition(".")[2]

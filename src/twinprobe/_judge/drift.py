@@ -204,8 +204,6 @@ def drift_of(
 def hidden_drift(pairs: pl.DataFrame, flow: Flow, furthest: float) -> Floats:
     """How far off, relatively, a call may be because of parameters that nobody sees drift: of modules that show their
     parts in one run alone, the other being compiled."""
-    if not furthest:
-        return np.zeros(len(flow.ops))
     paired = bools(pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
     around: dict[bool, set[str]] = {True: set(), False: set()}  # modules around what is paired, and what is alone
     for side in "tg":

@@ -130,7 +130,8 @@ def expected_errors(
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
         _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
     )
-    local = np.hypot(local, hidden_drift(pairs, flow, furthest)[row_call] * np.where(output, values.norm, 0.0))
+    if furthest:
+        local = np.hypot(local, hidden_drift(pairs, flow, furthest)[row_call] * np.where(output, values.norm, 0.0))
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)

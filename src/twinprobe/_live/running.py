@@ -275,7 +275,7 @@ def settings_of_layers(raw: Model, base: Model, path: str, partner: str) -> str:
         }
         for layer in layers
     )  # fmt: skip
-    return "; ".join(differing_settings(target, golden, without=("training",)))
+    return "; ".join(differing_settings(target, golden, without=("training",))) if target != golden else ""
 
 
 _FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}
