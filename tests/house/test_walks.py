@@ -17,7 +17,7 @@ MOST = {
     # 41 files at first.
     "record": {"files": 20, "functions": 255, "changes": 40},
     # 116 files and 463 changes at first. About 45 of the files are those of recording, aligning, measuring, judging.
-    "auto_diff": {"files": 58, "functions": 675, "changes": 173},
+    "auto_diff": {"files": 59, "functions": 675, "changes": 173},
 }
 
 

@@ -112,8 +112,8 @@ def expected_errors(
     values = values_of(pairs, flow, error, epsilon)
     drift, furthest = drift_of(pairs, flow, values, step, settings) if step else (0.0, 0.0)
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
-    values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     grain = np.maximum(values.grain, drift / ROUNDING)
+    values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     between = arrived(flow, values, few)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
@@ -131,7 +131,7 @@ def expected_errors(
         _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
     )
     if furthest:
-        local = np.hypot(local, hidden_drift(pairs, flow, furthest)[row_call] * np.where(output, values.norm, 0.0))
+        local = np.hypot(local, np.where(output, hidden_drift(pairs, flow, furthest)[row_call] * values.norm, 0.0))
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
@@ -158,8 +158,7 @@ def expected_errors(
     if measured is not None:
         allowed = np.fmax(allowed, _pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
-        times = np.where(values.distance == 0, 0.0, values.distance / allowed)
-        times = np.where(unknown, np.nan, times)
+        times = np.where(unknown, np.nan, np.where(values.distance == 0, 0.0, values.distance / allowed))
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
         abnormal = values.distance > _SEEN * local * small
         far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
