@@ -275,7 +275,9 @@ def _with_settings(first: FirstDifference, comparison: Comparison) -> FirstDiffe
     why = first.why
     if words.startswith("p: "):  # another rate of a dropout needs no other random numbers
         why = re.sub("random numbers differ; .*? differs", "the output differs", why)
-    return replace(first, why=f"the layers were built with {words}; {why}") if words else first
+    argument = re.match(r"(?:input|output|parameters)\.[\w.]+: ", why)
+    start = argument.end() if argument else 0
+    return replace(first, why=f"{why[:start]}the layers were built with {words}; {why[start:]}") if words else first
 
 
 def _one_step(
