@@ -116,3 +116,15 @@ def test_a_parameter_that_changes_between_two_steps_is_named(tmp_path: Path) -> 
     assert result.first is not None
     assert result.first.op == "Functional.linear.1.forward"
     assert "parameter differs" in result.first.sentence
+
+
+def test_elements_of_a_list_are_as_large_as_each_of_them_is(tmp_path: Path) -> None:
+    """A small parameter that differs is not hidden by large ones that the same call updates."""
+    slow = {"foreach": True, "lr": 1e-12}
+    result = compare(
+        tmp_path, {**slow, "spoil": lambda model: model.inner.bias.zero_()},
+        {**slow, "spoil": lambda model: model.inner.bias.mul_(1e-8)},
+    )  # fmt: skip
+    (pair,) = result.pairs.values()
+    (updated,) = (one for one in pair.summary.results if one.name == "updated parameters")
+    assert not updated.agrees

@@ -40,7 +40,8 @@ _DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
 # With whole steps single parameters drift far more than most: by so many epsilons a step, no further than this share
 # of a usual parameter.
 _DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
-_DIVIDES, _OF_LISTS, _USUAL_STEP, _BETA1 = "addcdiv", "_foreach", 1e-2, 0.9
+OF_LISTS = "_foreach"  # functions that do the same to each element of a list
+_DIVIDES, _USUAL_STEP, _BETA1 = "addcdiv", 1e-2, 0.9
 _ADAPTS = re.compile(rf"(?i)\.{ADAPTIVE}$")
 _FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them
 
@@ -120,7 +121,7 @@ def updates_of(
         plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
         number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
         np.maximum.at(step, flow.of_row[plain], number[plain])
-        whole = divides & (step == 0) & ~flow.each_call(lambda op: _OF_LISTS in op.body)
+        whole = divides & (step == 0) & ~flow.each_call(lambda op: OF_LISTS in op.body)
         step = np.where(step > 0, step, np.where(whole, 1.0, _USUAL_STEP))
     adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
     if adapts.any():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, behind_norms, flips_of, gave_inside, values_of
-from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
+from twinprobe._judge.drift import OF_LISTS, drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
@@ -380,6 +380,7 @@ class Operands:
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
         self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
         self.one: Bools = flow.each_call(lambda op: operation_of(op).one)
+        self.listed: Bools = flow.each_call(lambda op: OF_LISTS in op.body)
         for call, members in flow.grouped.items():
             # A linear map in place of a convolution adds up as many products, in another order.
             if len(members) > 1 or self.family[call] != Family.PRODUCT:
@@ -552,7 +553,8 @@ class Operands:
             self.norm * steep,
         )
         ones = np.where(self.one & ~self.backward & (self.fine <= 2 * FLOAT32), np.sqrt(self.size), 0.0)
-        largest: Floats = np.fmax(np.fmax(scale, self.norm), ones)
+        # A call for a list (an optimizer's, say) adds nothing up across its elements: each is as large as it is.
+        largest: Floats = np.where(self.listed, 0.0, np.fmax(np.fmax(scale, self.norm), ones))
         return largest
 
     def roundings(self) -> Floats:
