@@ -67,7 +67,9 @@ def test_a_layout_agrees_with_one_process(
         mean_losses(losses[golden]), rel=2e-2 if "mixed" in kind else 1e-5
     )
     # Where both sides are made of micro batches, a sum outside of the model and masks that look alike are not compared.
-    assert_agreement(compared(target, golden, tmp_path, capsys), unknown=4 if "micro" in kind else 0)
+    # In 16 bits, a weight may be a little further off after a step than its drift explains, which is a note.
+    unknown = 4 if "micro" in kind else int("mixed" in kind)
+    assert_agreement(compared(target, golden, tmp_path, capsys), unknown=unknown)
 
 
 @pytest.mark.slow
