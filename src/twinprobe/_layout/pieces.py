@@ -195,7 +195,9 @@ def common_shape(
             wrong[at] = sum((dim >= 0) == same for dim, same, in_use in counted if in_use or sums)
             if shape is not None:
                 found[at][shape] = min(found[at].get(shape, len(AXES)), wrong[at])
-        key = sum(wrong), order
+        # Where each run has an axis of its own, pieces that differ on both are stretches of one value.
+        differing = sum(dim < 0 and not same for flags in copies for dim, same in zip(way, flags, strict=True))
+        key = sum(wrong), differing, order
         if shapes[0] is not None and shapes[0] == shapes[1] and (best is None or key < best[0]):
             best = key, shapes[0]
     if best is not None:
