@@ -27,14 +27,12 @@ from twinprobe._align.calls import Side, dims
 from twinprobe._align.links import NONE, CallGroup, Pairs
 from twinprobe._align.turns import fits_shape
 from twinprobe._measure.pair import measure_pair
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS
 from twinprobe._runs.run import STATISTICS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 PART = "part of a group equal in meaning"
 _MOST_CALLS = 64  # so many calls in which values never meet are no group
-
-_LISTS = "_foreach_"  # functions of PyTorch that do to each element of lists what their namesakes do to a tensor
 
 Rows = list[tuple[int, int]]
 Joined = list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -257,7 +255,7 @@ def _list_and_loop(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequen
     sides = flows[whole].side, flows[single].side
     name = sides[0].head_of[call].name.rpartition(".")[2]
     looped = {sides[1].head_of[op].name.rpartition(".")[2] for op in calls}
-    if more or not name.startswith(_LISTS) or looped != {name.removeprefix(_LISTS)}:
+    if more or not name.startswith(LISTS) or looped != {name.removeprefix(LISTS)}:
         return None
     rows = dict(zip(sides[0].suffixes(call), sides[0].rows(call), strict=True))
     found: tuple[Rows, Rows] = [], []

@@ -42,7 +42,6 @@ _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$
 _FROM_OUTSIDE = " comes from outside and differs"
 _NOT_OF_THE_PASS = ", though the gradients of this step's backward pass agree"
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
-_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
 _ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"

@@ -60,7 +60,6 @@ _MOST_WORDS = 64  # values that ranks were given
 _ON_RANKS = "differs on rank"
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 _SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
-_SAME_MEAN, _BIASED = 1e-6, 1e-3  # of the largest element: the same mean, and a bias that shows
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, Values, bools
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import ADAPTIVE, softened
-from twinprobe._runs.names import CONTAINERS, OPTIMIZER
+from twinprobe._runs.names import CONTAINERS, LISTS, OPTIMIZER
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, VALUE
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ _DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
 # With whole steps single parameters drift far more than most: by so many epsilons a step, no further than this share
 # of a usual parameter.
 _DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
-OF_LISTS = "_foreach"  # functions that do the same to each element of a list
 _DIVIDES, _USUAL_STEP, _BETA1 = "addcdiv", 1e-2, 0.9
 _ADAPTS = re.compile(rf"(?i)\.{ADAPTIVE}$")
 _FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them
@@ -121,7 +120,7 @@ def updates_of(
         plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
         number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
         np.maximum.at(step, flow.of_row[plain], number[plain])
-        whole = divides & (step == 0) & ~flow.each_call(lambda op: OF_LISTS in op.body)
+        whole = divides & (step == 0) & ~flow.each_call(lambda op: LISTS in op.body)
         step = np.where(step > 0, step, np.where(whole, 1.0, _USUAL_STEP))
     adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
     if adapts.any():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, behind_norms, flips_of, gave_inside, values_of
-from twinprobe._judge.drift import OF_LISTS, drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
+from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import (
     OTHER_MODULE,
@@ -29,7 +29,7 @@ from twinprobe._judge.operations import (
     is_over_batch,
     operation_of,
 )
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ class Operands:
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
         self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
         self.one: Bools = flow.each_call(lambda op: operation_of(op).one)
-        self.listed: Bools = flow.each_call(lambda op: OF_LISTS in op.body)
+        self.listed: Bools = flow.each_call(lambda op: LISTS in op.body)
         for call, members in flow.grouped.items():
             # A linear map in place of a convolution adds up as many products, in another order.
             if len(members) > 1 or self.family[call] != Family.PRODUCT:
