@@ -154,7 +154,9 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
-_ORDERS = frozenset("sort argsort msort topk kthvalue median mode max min argmax argmin cummax cummin".split())
+_ORDERS = frozenset({
+    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax", "cummin",
+})  # fmt: skip
 
 
 def orders(op: OpName) -> bool:
