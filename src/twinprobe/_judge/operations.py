@@ -155,7 +155,8 @@ def operation_of(op: OpName) -> Operation:
 
 
 _ORDERS = frozenset({
-    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax", "cummin",
+    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax",
+    "cummin",
 })  # fmt: skip
 
 
