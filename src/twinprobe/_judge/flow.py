@@ -219,6 +219,12 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     rewritten = _latest(both, made & by_optimizer, (role == PARAMETER) & tensor, of_row, begins)
     unread = source == NONE
     source[unread] = rewritten[unread]
+    # Gradients of a scaled loss are divided by the scale, a power of two, where nobody sees it.
+    scaled = taken & by_optimizer & (source == NONE) & (elements[0] > 1)
+    if scaled.any() and (role == GRADIENT).any():
+        free = [_marks(pairs, side, count, powers=False) for side, count in zip("tg", elements, strict=True)]
+        of_gradients = _latest(free[0] * _SPREAD[0] ^ free[1], tensor & (role == GRADIENT), scaled, of_row, begins)
+        source[scaled] = of_gradients[scaled]
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
@@ -371,13 +377,16 @@ def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     return elements.fill_null(0.0).to_numpy().astype(np.float64), lengths.fill_null(0).to_numpy().astype(np.int64)
 
 
-def _marks(pairs: pl.DataFrame, side: str, elements: Floats) -> NDArray[np.uint64]:
-    """One word per row; equal words mean equal values, whatever their layout."""
+def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = True) -> NDArray[np.uint64]:
+    """One word per row; equal words mean equal values, whatever their layout; but for powers of two, if so wanted."""
     digests = pairs[f"{side}_digest"]
     if digests.null_count() < len(digests):
         return digests.hash().to_numpy()
     with np.errstate(over="ignore"):
         high, low, norm = (pairs[f"{side}_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "norm"))
+        if not powers:
+            largest = np.frexp(np.fmax(np.abs(high), np.abs(low)))[1]
+            high, low, norm = (np.ldexp(stat, -largest) for stat in (high, low, norm))
         # A norm that was added up in another order differs in its last digits.
         with np.errstate(invalid="ignore", divide="ignore"):
             size = np.nan_to_num(np.round(np.log2(np.abs(norm)) * 512))

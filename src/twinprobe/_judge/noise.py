@@ -135,7 +135,11 @@ def expected_errors(
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
-    inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
+    source = np.maximum(flow.source, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a loss scale that was divided by
+        ratio = np.where(flow.updates[np.maximum(flow.of_row, 0)], values.norm / values.norm[source], 1.0)
+    inherited = values.distance[source] * np.where(np.isfinite(ratio), ratio, 1.0)
+    inherited = np.where(flow.source != NONE, inherited, between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
