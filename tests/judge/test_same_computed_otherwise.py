@@ -218,7 +218,7 @@ def test_gradients_that_are_zero_in_theory_are_so_without_their_scale(way: str, 
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         if way == "wrong":
-            model.out.weight.grad.mul_(1.1)
+            model.out.weight.grad.mul_(1.3)
         scaler.step(optimizer)
         recording.step()
 
