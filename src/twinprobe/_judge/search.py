@@ -232,14 +232,15 @@ def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
 
 def _unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """What a call that only one run makes hands to one whose results are equal to the last bit: it reads no more of it
-    than a type or a shape, so the call before explains nothing."""
+    than a type or a shape, so the call before explains nothing. The best of other scores may be the same."""
     sources = (flow.target_source, flow.golden_source)
     alone = np.logical_or(*((source != NONE) & ~facts.matched[source] for source in sources))
     given = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.tensor
     same, other = np.zeros((2, len(flow.ops)), dtype=bool)
     same[flow.of_row[given & (noise.error == 0)]] = True
     other[flow.of_row[given & (noise.error != 0)]] = True
-    unused: Bools = alone & (flow.role == INPUT) & flow.spread(same & ~other)
+    same &= ~other & flow.each_call(lambda op: operation_of(op).family != Family.CHOICE)
+    unused: Bools = alone & (flow.role == INPUT) & flow.spread(same)
     return unused
 
 
