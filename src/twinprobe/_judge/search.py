@@ -232,15 +232,14 @@ def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
 
 def _unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """What a call that only one run makes hands to one whose results are equal to the last bit: it reads no more of it
-    than a type or a shape, so the call before explains nothing. The best of other scores may be the same."""
+    than a type or a shape, so the call before explains nothing."""
     sources = (flow.target_source, flow.golden_source)
     alone = np.logical_or(*((source != NONE) & ~facts.matched[source] for source in sources))
     given = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.tensor
     same, other = np.zeros((2, len(flow.ops)), dtype=bool)
     same[flow.of_row[given & (noise.error == 0)]] = True
     other[flow.of_row[given & (noise.error != 0)]] = True
-    same &= ~other & flow.each_call(lambda op: operation_of(op).family != Family.CHOICE)
-    unused: Bools = alone & (flow.role == INPUT) & flow.spread(same)
+    unused: Bools = alone & (flow.role == INPUT) & flow.spread(same & ~other)
     return unused
 
 
@@ -382,7 +381,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         return
     ends = ends_of(flow, facts) & (noise.matters | facts.whole)
     ends |= predictions(flow, facts, noise.abnormal, noise.flips) & (noise.matters | (facts.shape & facts.matched))
-    ends &= ~facts.part  # what reads the place that both have tells
+    ends &= ~facts.part & ~_unused(flow, noise, facts)  # what reads the place that both have tells
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
     back = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD)).max(initial=NONE)
