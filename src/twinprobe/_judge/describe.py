@@ -11,10 +11,10 @@ import numpy as np
 
 from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import dtypes_differ
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, begins_backward, clipping, result_rows
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
 from twinprobe._judge.kinds.by_statistics import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.origin import PARAMETER_GRADIENTS, Divergence, begins_backward, clipping, result_rows
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
