@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import Shape, Side, canonical, dims
+from twinprobe._align.calls import RunCalls, Shape, canonical, dims
 from twinprobe._runs.names import BACKWARD, FORWARD, OpName, is_module, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
@@ -122,7 +122,7 @@ def cut_of(runs: Sequence[Run]) -> Cut | None:
     of_op: list[Ints] = []
     by_content = False
     for number, run in enumerate(runs):
-        side = Side(run)
+        side = RunCalls(run)
         table = _table_calls(side)
         if not table:
             return None
@@ -140,7 +140,7 @@ def cut_of(runs: Sequence[Run]) -> Cut | None:
     return cut
 
 
-def _table_calls(side: Side) -> list[int]:
+def _table_calls(side: RunCalls) -> list[int]:
     """The calls of the table that turns ids into vectors, the first of its kind in the run; one a pass."""
     if side.run.single_points:
         return []
@@ -157,7 +157,7 @@ def _table_calls(side: Side) -> list[int]:
     return next(iter(modules or found.values()), [])
 
 
-def _passes_of(side: Side, table: list[int]) -> Ints:
+def _passes_of(side: RunCalls, table: list[int]) -> Ints:
     """The pass of each call: by the numbers of module calls, for others by the module around, else by order."""
     count, run = len(table), side.run
     ops = run.op_names
@@ -198,7 +198,7 @@ def _numbered(name: str, count: int) -> int:
     return op.call if op.is_module and 0 <= op.call < count else NONE
 
 
-def _pass(side: Side, number: int, call: int, ops: Ints) -> tuple[Pass, bool] | None:
+def _pass(side: RunCalls, number: int, call: int, ops: Ints) -> tuple[Pass, bool] | None:
     taken = next(row for row in side.rows(call) if side.roles[row] == INPUT and _is_integer(side, row))
     shape = dims(side.shapes[taken]) or ()
     if not shape or len(shape) > 2 or prod(shape) > _MOST_TOKENS:
@@ -234,11 +234,11 @@ def _pass(side: Side, number: int, call: int, ops: Ints) -> tuple[Pass, bool] | 
     return Pass(number, call, cells, flat, ids, positions, valid, cuts, np.zeros(cells[0], np.int64)), by_content
 
 
-def _is_integer(side: Side, row: int) -> bool:
+def _is_integer(side: RunCalls, row: int) -> bool:
     return side.kinds[row] == TENSOR and "int" in (canonical(side.dtypes[row]) or "")
 
 
-def _read(side: Side, row: int) -> Any:
+def _read(side: RunCalls, row: int) -> Any:
     """The elements of a small tensor; None where it was not kept or cannot be read."""
     shape = dims(side.shapes[row])
     tensor = _opened(side.run, side.files[row]) if shape is not None and prod(shape) <= _MOST_TOKENS else None
@@ -279,7 +279,7 @@ def _spread(found: Any, shape: Shape | None, cells: Shape) -> Ints | None:
     return np.tile(positions, cells[0]) if positions.size == cells[1] else None
 
 
-def _visible(side: Side, row: int, cells: Shape) -> NDArray[np.bool_] | None:
+def _visible(side: RunCalls, row: int, cells: Shape) -> NDArray[np.bool_] | None:
     """Which tokens are no padding, by a mask [rows, keys], or by what the queries of [rows, 1, queries, keys] see."""
     shape = dims(side.shapes[row])
     if shape is None or len(shape) not in (2, 4) or shape[0] not in (1, cells[0]) or shape[-1] < cells[1]:
