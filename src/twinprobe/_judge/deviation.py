@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import Family, is_smooth, operation_of
+from twinprobe._judge.operations import Family, is_smooth, operation_of, orders
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
@@ -415,13 +415,20 @@ def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
 
 def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
     """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
-    further apart than noise comes: scores that were masked out are no longer there to choose."""
+    further apart than noise comes: scores that were masked out are no longer there to choose. Among equal values a
+    kernel takes any: places that differ where the values in order are the same are those of ties."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
     unsure[flow.of_row[inputs & far]] = False
-    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
-    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    whole = outputs & (values.epsilon == 0) & (values.elements > 0)
+    other = values.error != 0
+    tied = np.append(flow.each_call(lambda op: op.direction == FORWARD and orders(op)), False)
+    tied[flow.of_row[(flow.role == INPUT) & (values.elements > 0) & other]] = False
+    differing = np.bincount(flow.of_row[outputs & other], minlength=len(tied))
+    tied &= differing < np.maximum(np.bincount(flow.of_row[outputs], minlength=len(tied)), 2)
+    flips: Bools = whole & (unsure | tied)[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips
 
 

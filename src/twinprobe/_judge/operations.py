@@ -154,6 +154,14 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
+_ORDERS = frozenset("sort argsort msort topk kthvalue median mode max min argmax argmin cummax cummin".split())
+
+
+def orders(op: OpName) -> bool:
+    """Whether a call puts values in order, or picks by their order, and gives their places."""
+    return not op.is_module and op.body.rpartition(".")[2].strip("_").lower() in _ORDERS
+
+
 @lru_cache(maxsize=4096)
 def _of_name(body: str) -> Operation:
     name = body.rpartition(".")[2]
