@@ -15,21 +15,12 @@ from twinprobe._measure.sketch import measured, measured_at, sketch
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
 from twinprobe._record.entries import KERNELS_AFTER, Row, load_kernels_beside
 from twinprobe._record.torch.placements import placement_of
-from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.dtypes import STORAGE, dtype_name
 from twinprobe._runs.sketches import PARTIAL
 from twinprobe._runs.tensors.elements import HostTensor
 
-_names: dict[torch.dtype, str] = {}
 _short = {getattr(torch, name): (name, width) for name, width in FLOATS.items()}
 _measured = 0
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for torch.float32."""
-    name = _names.get(dtype)
-    if name is None:
-        name = _names[dtype] = str(dtype).rpartition(".")[2]
-    return name
 
 
 def packed(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
