@@ -165,12 +165,23 @@ class Rows:
                 }
                 rows = odd & ~np.isin(own, list(usual)) if usual else np.zeros_like(odd)
                 coarser[rows] = other[rows]
+        if run is not None:
+            coarser = np.where(coarser > 0, np.maximum(coarser, self._unpaired_precision(known)), coarser)
         if run is not None and run.settings.get(PRODUCT_PRECISION):
             # In mixed precision gradients are widened before optimizers get them; parameters keep what they learnt.
             seen = r"^Optimizer\.(total_norm\.|.+\.input\.0$)" if run.step == 0 else r"^Optimizer\."
             widened = bools(self.pairs["t_name"].str.contains(seen))
             coarser[widened] = np.maximum(coarser[widened], run.settings[PRODUCT_PRECISION])
         return coarser
+
+    def _unpaired_precision(self, known: dict[str | None, float]) -> float:
+        """The epsilon of most matrix products where none has a counterpart, 0 where some do: a model as a whole, which
+        shows no products, is compared with the calls inside it."""
+        named = {side: bools(self.pairs[f"{side}_name"].str.contains(_PRODUCT)) for side in "tg"}
+        if (named["t"] & named["g"] & self.matched).any() or not (named["t"] | named["g"]).any():
+            return 0.0
+        usual = [product_types(self.pairs[f"{side}_name"], self.pairs[f"{side}_dtype"]) for side in "tg"]
+        return max((known[dtype] for types in usual for dtype in types), default=0.0)
 
 
 def product_types(names: pl.Series, dtypes: pl.Series) -> list[str]:

@@ -154,7 +154,10 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
-_ORDERS = frozenset("sort argsort msort topk kthvalue median mode max min argmax argmin cummax cummin".split())
+_ORDERS = frozenset({
+    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax",
+    "cummin",
+})  # fmt: skip
 
 
 def orders(op: OpName) -> bool:
@@ -213,7 +216,8 @@ def hidden_precision(settings: dict[str, Any]) -> float:
 _KINKED = frozenset({
     "relu", "relu6", "leaky_relu", "leakyrelu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid", "threshold",
     "abs", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin", "max_pool1d",
-    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "hardshrink", "softshrink",
+    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "hardshrink", "softshrink", "l1_loss", "l1loss",
+    "triplet_margin_loss", "tripletmarginloss", "margin_ranking_loss", "marginrankingloss",
 })  # fmt: skip
 
 
