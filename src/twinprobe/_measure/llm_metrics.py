@@ -188,11 +188,12 @@ def _metrics(totals: _Totals, target: HostTensor, golden: HostTensor) -> LlmMetr
     bad = [not isfinite(own[total]) for total in (rows.MY_SUM, rows.GOLDEN_SUM)]
     if not any(bad):
         return metrics
+    unknown: dict[str, Any] = dict.fromkeys(("cosine", "max_rel", "mean_rel", "max_abs", "mean_abs", "kl", "euclid"))
     return metrics._replace(
         reason=" ".join(text for text, wrong in ((GOLDEN_NONFINITE, bad[1]), (MY_NONFINITE, bad[0])) if wrong),
         target=_basics(target) if bad[0] else metrics.target,
         golden=_basics(golden) if bad[1] else metrics.golden,
-        **dict.fromkeys(("cosine", "max_rel", "mean_rel", "max_abs", "mean_abs", "kl", "euclid")),
+        **unknown,
     )
 
 
