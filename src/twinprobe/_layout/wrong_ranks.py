@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, nan, prod, sqrt
+from math import inf, nan, prod
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +18,14 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._layout.pieces import (
     AXES,
-    COPIES,
-    PLAIN,
     Arithmetic,
     Piece,
-    Placement,
     Way,
     load_whole,
-    of_placement,
-    put_together,
     same,
 )
 from twinprobe._layout.ranks import REDUCTION, RankDump
+from twinprobe._layout.sketched.blocks import CLOSE, Shared, block_gaps, block_sets, far, sketch_of, sketches_of
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
@@ -43,7 +38,6 @@ from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe._runs.whole_files import inside
 from twinprobe.errors import TwinProbeError
 
-_CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
@@ -53,7 +47,6 @@ _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 NOT_GOLDENS = ", and none is golden's"
 _MEASURES = ("block_norm", "block_max")
-_MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
 
 def whose(
@@ -77,7 +70,7 @@ def whose(
         wrong = _by_blocks(whole, row, other, partner)
         if not wrong and not inherited:
             wrong = _by_statistics(pieces, other, partner)
-            gaps, _, close = _block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
+            gaps, _, close = block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
             if any(gap > close for at, gap in gaps.items() if at not in wrong):  # others are wrong as well
                 wrong = set()
             alone = len(gaps) == len(pieces)  # what is no larger than it may be is not right for that
@@ -193,12 +186,12 @@ def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: S
     """Whether a value is the sum or the mean of what the ranks hold: sketches add up as the elements do."""
     if isinstance(other, Whole) or whole.micro > 1:
         return ""
-    goal = _sketch(other, other.table["name"][partner])
+    goal = sketch_of(other, other.table["name"][partner])
     names = {piece.rank: name for piece, name in zip(whole.pieces_of(row), whole.names_of(row), strict=True)}
-    own = [_sketch(whole.ranks[piece.rank].run, names[piece.rank]) for piece in group]
+    own = [sketch_of(whole.ranks[piece.rank].run, names[piece.rank]) for piece in group]
     if goal is None or any(one is None or one["count"] != goal["whole"] for one in (goal, *own)):
         return ""
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
     if any(np.linalg.norm(one["sums"] - goal["sums"]) <= close for one in own):
         return ""
     total = np.sum([one["sums"] for one in own], axis=0, dtype=np.float64)
@@ -211,11 +204,11 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
     None if it is dealt to the ranks in another order: several of them differ, and all have the same numbers together.
     """
-    sets, close = _block_sets(whole, row, other, partner)
+    sets, close = block_sets(whole, row, other, partner)
     pieces = whole.pieces_of(row)
     wrong = {at for one in sets if one.gap > close and len(one.own) == 1 for at in one.own}
     # Numbers that moved within a rank are not dealt in another order: the rank has what golden has there.
-    moved = {at for at in wrong if _far(*np.sum([(one.own[at], one.golden) for one in sets if {*one.own} == {at}], 0))
+    moved = {at for at in wrong if far(*np.sum([(one.own[at], one.golden) for one in sets if {*one.own} == {at}], 0))
              <= close}  # fmt: skip
     if len(wrong) > 1 and not moved and _same_together(whole, row, other, partner):
         return []
@@ -224,8 +217,10 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
 def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
     """Whether the pieces have the sum and the norm of the other side's value."""
-    goal, pieces = _sketch(other, other.table["name"][partner]), whole.pieces_of(row)
-    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    goal, pieces = sketch_of(other, other.table["name"][partner]), whole.pieces_of(row)
+    own = [
+        sketch_of(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)
+    ]
     if goal is None or any(one is None for one in own):
         return False
     total, square = sum(float(one["total"]) for one in own), sum(float(one["norm"]) ** 2 for one in own)
@@ -240,11 +235,13 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     fused parameter. Only what is found elsewhere is told: a parameter may be fused in ways that nobody knows.
     """
     pieces, way = whole.pieces_of(row), whole.ways.get(row, ())
-    tp, goal = len(pieces), _sketch(other, other.table["name"][partner])
+    tp, goal = len(pieces), sketch_of(other, other.table["name"][partner])
     cut = len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0 and tp == whole.layout.tp
     if not cut or goal is None or BLOCKS % (2 * tp) or isinstance(other, Whole):
         return ""
-    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    own = [
+        sketch_of(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)
+    ]
     if any(one is None or one["flags"] & SHARD or one["count"] * tp != goal["whole"] for one in own):
         return ""
     if any(BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *own)):  # blocks of equal lengths
@@ -268,7 +265,7 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
 def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
     """Where among parts of golden's blocks of this length a part lies; -1 where it does not, or in several places."""
     parts = golden.reshape(-1, len(part))
-    close = np.flatnonzero((np.abs(parts - part) <= _CLOSE * np.maximum(parts, part)).all(axis=1))
+    close = np.flatnonzero((np.abs(parts - part) <= CLOSE * np.maximum(parts, part)).all(axis=1))
     exact = [at for at in close.tolist() if (np.abs(parts[at] - part) <= _SAME_BLOCK * parts[at]).all()]
     return exact[0] if len(close) == len(exact) == 1 else -1
 
@@ -281,7 +278,7 @@ def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, or
     fits = []
     for at, arithmetic in enumerate(orders):
         whole.ways[row], whole.arithmetic[row] = way, arithmetic  # settled later, as is every row
-        alone, shared, close = _block_gaps(whole, row, other, partner)
+        alone, shared, close = block_gaps(whole, row, other, partner)
         gaps = [*alone.values(), *(one.gap for one in shared)]
         if gaps and max(gaps) <= close:
             fits.append(at)
@@ -292,7 +289,7 @@ def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int
     high, low, _, norm = (other.table[stat][partner] for stat in STATS)
     if high is None or low is None or norm is None:
         return set()
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     slack = close * max(abs(high), abs(low))
     wrong = set()
     for at, piece in enumerate(pieces):
@@ -333,23 +330,23 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
 
     Parameters that are fully sharded are cut along their first dimension, over one dimension of their mesh.
     """
-    goal, shape = _sketch(other, other.table["name"][partner]), dims(other.table["shape"][partner])
+    goal, shape = sketch_of(other, other.table["name"][partner]), dims(other.table["shape"][partner])
     if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
         return []
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
     length, wrong = block_length(prod(shape)), set()
     call = parse_op(whole.pieces["op"][row])
     path = f"{bare_path(call.body)}.{whole.table['name'][row].rpartition('.')[2]}"
     for group in dict.fromkeys(_shard_group(whole.ranks[rank], path) for rank in of_rank):
-        own = _sketch(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
+        own = sketch_of(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
         if own is None or own["whole"] != goal["whole"]:
             return []
         share = -(-shape[0] // len(group)) * prod(shape[1:])
         inside: dict[int, list[bool]] = defaultdict(list)  # whether the blocks that lie in one shard differ
         across: list[set[int]] = []  # the shards that meet in other blocks that differ
         for block in range(-(-prod(shape) // length)):
-            differs = any(_far(float(own[name][block]), float(goal[name][block])) > close
+            differs = any(far(float(own[name][block]), float(goal[name][block])) > close
                           for name in _MEASURES)  # fmt: skip
             shards = {block * length // share, (min((block + 1) * length, prod(shape)) - 1) // share}
             if len(shards) == 1:
@@ -368,7 +365,7 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
     So it is with tables of words: each rank looks up its own, and gives zeros for those of others.
     """
-    pieces, goal = whole.pieces_of(row), _sketch(other, other.table["name"][partner])
+    pieces, goal = whole.pieces_of(row), sketch_of(other, other.table["name"][partner])
     dumps = [whole.ranks[piece.rank] for piece in pieces]
     if goal is None or isinstance(other, Whole):
         return []
@@ -376,16 +373,16 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     table = dumps[0].run.table
     results = table.filter(table["name"].str.contains(REDUCTION + r".*\.output\.0$"))
     alike = [name for name, *stats in results.select("name", *STATS).iter_rows() if tuple(stats) == pieces[0].stats]
-    own = [_sketch(dump.run, alike[0].replace(".output.", ".input.")) for dump in dumps] if alike else []
+    own = [sketch_of(dump.run, alike[0].replace(".output.", ".input.")) for dump in dumps] if alike else []
     if not own or any(one is None or one["whole"] != goal["whole"] for one in own):
         return []
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     alone: dict[int, bool] = {}
     for block in range(BLOCKS):
         owners = [at for at, one in enumerate(own) if one["block_norm"][block] > 0]
         if len(owners) == 1:
             pairs = [(float(own[owners[0]][name][block]), float(goal[name][block])) for name in _MEASURES]
-            alone[owners[0]] = alone.get(owners[0], False) or any(_far(*pair) > close for pair in pairs)
+            alone[owners[0]] = alone.get(owners[0], False) or any(far(*pair) > close for pair in pairs)
     wrong = sorted(pieces[at].rank for at, differs in alone.items() if differs)
     return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
 
@@ -400,20 +397,8 @@ def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
     return next((tuple(line) for line in lines.tolist() if dump.rank in line), ())
 
 
-def _far(one: float, other: float) -> float:
-    return abs(one - other) / max(one, other) if one != other else 0.0
-
-
-class _Shared(NamedTuple):
-    """Blocks that pieces make up together: the sums of squares that each has of them, and what golden has."""
-
-    own: dict[int, float]
-    golden: float
-    gap: float
-
-
 def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
-    alone, shared, close = _block_gaps(whole, row, other, partner)
+    alone, shared, close = block_gaps(whole, row, other, partner)
     worst = max(alone.values(), default=0.0)
     wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
     used = set(alone).union(*(one.own for one in shared))
@@ -428,7 +413,7 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     return set() if unknown or wrong == used else wrong
 
 
-def _by_factor(shared: Sequence[_Shared]) -> set[int]:
+def _by_factor(shared: Sequence[Shared]) -> set[int]:
     """The piece that is a multiple of what it should be, of pieces that meet in all blocks (columns of a weight).
 
     What golden has of a block beside the other pieces is what is left for one. If that one is the wrong one, it holds
@@ -446,131 +431,5 @@ def _by_factor(shared: Sequence[_Shared]) -> set[int]:
         else:
             spread[at] = inf
     best, *others = sorted(spread, key=lambda at: spread[at])
-    clear = spread[best] <= _CLOSE and all(spread[at] * _NEARER > spread[best] for at in others)
+    clear = spread[best] <= CLOSE and all(spread[at] * _NEARER > spread[best] for at in others)
     return {best} if clear and others else set()
-
-
-def _block_gaps(whole: Whole, row: int, other: Run, partner: int) -> tuple[dict[int, float], list[_Shared], float]:
-    """How far the blocks are that one piece makes up, what is known of others, and how far is close."""
-    sets, close = _block_sets(whole, row, other, partner)
-    alone: dict[int, float] = defaultdict(float)
-    for at, gap in ((min(one.own), one.gap) for one in sets if len(one.own) == 1):
-        alone[at] = max(gap, alone[at])
-    return dict(alone), [one for one in sets if len(one.own) > 1], close
-
-
-def _block_sets(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[_Shared], float]:
-    """What is known of the smallest sets of blocks that hold the same elements on both sides, and how far is close."""
-    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
-    goal = _sketch(other, other.table["name"][partner])
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
-    if goal is None or not shape or goal["whole"] != prod(shape):
-        return [], close
-    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
-    rows = _rows_of_pieces(whole, row, pieces, shape)
-    sizes = [prod(piece.shape or ()) for piece in pieces]
-    fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
-               for one, size in zip(own, sizes, strict=True))  # fmt: skip
-    if rows is None or not fits:
-        return [], close
-    sets: list[_Shared] = []
-    for golden_blocks, own_blocks in _same_elements(own, *rows, int(goal["whole"])):
-        squares: dict[int, float] = defaultdict(float)
-        for at, block in own_blocks:
-            squares[at] += float(own[at]["block_norm"][block]) ** 2
-        total = sum(float(goal["block_norm"][block]) ** 2 for block in golden_blocks)
-        most = [max(float(own[at]["block_max"][block]) for at, block in own_blocks),
-                max(float(goal["block_max"][block]) for block in golden_blocks)]  # fmt: skip
-        gap = max(_far(sqrt(sum(squares.values())), sqrt(total)), _far(*most))
-        sets.append(_Shared(dict(squares), total, gap))
-    return sets, close
-
-
-def _sketch(run: Run, name: str) -> Any:
-    """The sketch of a value, a record of one row; None where there is none."""
-    recorded = run.recorded or run
-    try:
-        sketches = recorded.sketches
-    except (TwinProbeError, OSError):
-        return None
-    if sketches is None:
-        return None
-    found = np.flatnonzero((recorded.table["name"] == name).to_numpy())
-    row = sketches.of(found[:1])
-    return row[0] if len(row) and row["flags"][0] else None
-
-
-def _rows_of_pieces(
-    whole: Whole, row: int, pieces: Sequence[Piece], shape: tuple[int, ...]
-) -> tuple[int, NDArray[np.int64]] | None:
-    """A value cut into rows that no axis cuts: their length, and for each the piece and the row there that it is."""
-    placements, way = whole.placements_of(row), whole.ways.get(row, (COPIES,) * len(AXES))
-    cut = [dim for dim in way if dim >= 0] + [dim for one in placements[:1] if one is not None for dim in one.ways]
-    depth = max(cut, default=-1) + 1
-    if not depth or prod(shape[:depth]) > _MOST_ROWS or min(cut) < COPIES:
-        return None
-    cuts = [piece._replace(shape=(piece.shape or ())[:depth], file=str(at)) for at, piece in enumerate(pieces)]
-
-    def rows_of(_folder: Path, name: str) -> HostTensor:
-        at = int(name)
-        size = cuts[at].shape or ()
-        return HostTensor("int64", size, at * _MOST_ROWS + np.arange(prod(size), dtype=np.int64))
-
-    blocks = _on_meshes(cuts, placements) if any(placements) else cuts
-    found = put_together(blocks, way, whole.arithmetic.get(row, PLAIN)) if blocks else None
-    if found is None or found.recipe is None:
-        return None
-    try:
-        places = np.asarray(load_whole(whole.tensor_folder, found.recipe, rows_of).data[:])
-    except TwinProbeError:
-        return None
-    fits = places.dtype == np.int64 and places.size == prod(shape[:depth])  # parts of a sum are nobody's
-    return (prod(shape[depth:]), places) if fits else None
-
-
-def _on_meshes(cuts: Sequence[Piece], placements: Sequence[Placement | None]) -> list[Piece]:
-    """Pieces of distributed tensors put together on each mesh, as far as names go; none where they are not known."""
-    by_rank = {piece.rank: piece for piece in cuts}
-    blocks = []
-    for mesh, placement in {one.mesh: one for one in placements if one is not None}.items():
-        node = of_placement(by_rank, placement)
-        if node is None or node[3] is None or None in placements or len(by_rank) < len(cuts):
-            return []
-        blocks.append(by_rank[mesh[0]]._replace(shape=node[0], file=node[3]))
-    return blocks
-
-
-def _same_elements(
-    own: Sequence[Any], inner: int, places: NDArray[np.int64], count: int
-) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """The smallest sets of blocks that hold the same elements on both sides: golden's, and those of pieces."""
-    at, local = np.divmod(places, _MOST_ROWS)
-    length, lengths = block_length(count), np.array([block_length(int(one["count"])) for one in own])
-    # The sketch of a shard that knew its place has the blocks of the whole.
-    placed = np.array([bool(one["flags"] & SHARD) for one in own])
-    first, start = np.arange(places.size) * inner, local * inner
-    # Rows are cut where a block ends, on either side: what lies between two cuts is in one block of each.
-    low, high = -(-start // lengths[at]), -(-(start + inner) // lengths[at])
-    cut = np.flatnonzero((low < high) & ~placed[at]).tolist()
-    ends = [first[row] + block * lengths[at[row]] - start[row] for row in cut for block in range(low[row], high[row])]
-    cuts = np.unique(np.concatenate([first, np.arange(0, count, length), np.array(ends, dtype=np.int64)]))
-    row = cuts // inner
-    piece, inside = at[row], start[row] + cuts - first[row]
-    links = np.stack([cuts // length, piece, np.where(placed[piece], cuts // length, inside // lengths[piece])], axis=1)
-    above: dict[int, int] = {}
-
-    def root(node: int) -> int:
-        while above.setdefault(node, node) != node:
-            node = above[node]
-        return node
-
-    for block, one, own_block in np.unique(links, axis=0).tolist():
-        above[root(BLOCKS * (one + 1) + own_block)] = root(block)
-    sets: dict[int, tuple[list[int], list[tuple[int, int]]]] = defaultdict(lambda: ([], []))
-    for node in list(above):
-        golden_blocks, own_blocks = sets[root(node)]
-        if node < BLOCKS:
-            golden_blocks.append(node)
-        else:
-            own_blocks.append((node // BLOCKS - 1, node % BLOCKS))
-    return list(sets.values())
