@@ -218,9 +218,7 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
     """Whether the pieces have the sum and the norm of the other side's value."""
     goal, pieces = sketch_of(other, other.table["name"][partner]), whole.pieces_of(row)
-    own = [
-        sketch_of(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)
-    ]
+    own = sketches_of(whole, row)
     if goal is None or any(one is None for one in own):
         return False
     total, square = sum(float(one["total"]) for one in own), sum(float(one["norm"]) ** 2 for one in own)
@@ -239,9 +237,7 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     cut = len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0 and tp == whole.layout.tp
     if not cut or goal is None or BLOCKS % (2 * tp) or isinstance(other, Whole):
         return ""
-    own = [
-        sketch_of(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)
-    ]
+    own = sketches_of(whole, row)
     if any(one is None or one["flags"] & SHARD or one["count"] * tp != goal["whole"] for one in own):
         return ""
     if any(BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *own)):  # blocks of equal lengths

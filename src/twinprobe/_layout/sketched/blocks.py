@@ -55,9 +55,7 @@ def block_sets(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[S
     close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     if goal is None or not shape or goal["whole"] != prod(shape):
         return [], close
-    own = [
-        sketch_of(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)
-    ]
+    own = sketches_of(whole, row)
     rows = _rows_of_pieces(whole, row, pieces, shape)
     sizes = [prod(piece.shape or ()) for piece in pieces]
     fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
