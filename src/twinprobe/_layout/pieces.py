@@ -420,6 +420,19 @@ def _of_mesh(ranks: Any, order: list[int], ways: tuple[int, ...], pieces: Mappin
     return node if dim != MEAN or node is None else _times(node, 1 / len(nodes))
 
 
+def rows_of(placement: Placement, rank: int) -> Any:
+    """Which rows of a distributed tensor a rank holds, along its first dimension."""
+    mesh = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+    at = np.argwhere(mesh == rank)[0]
+    rows = np.arange(placement.whole[0])
+    # Strided pieces were cut from what the later dimensions of the mesh had cut already.
+    for dim in sorted(range(mesh.ndim), key=lambda dim: (placement.inner[dim], dim)):
+        if placement.ways[dim] == 0:
+            size = -(-len(rows) // mesh.shape[dim])
+            rows = rows[at[dim] * size : (at[dim] + 1) * size]
+    return rows
+
+
 # Recipes: the files of a value's pieces and what is done with them, as one text in place of a file's name.
 
 _MOST_PIECES = 4096

@@ -47,7 +47,7 @@ from twinprobe._layout.shared import (
     cut_modules,
     divided_before,
     groups_in,
-    handed_on_as_copies,
+    handed_on_as_sums,
     of_other_numbers,
     order_of_sequences,
     own_parts,
@@ -161,7 +161,7 @@ class _Side:
                     self._settle_value(row, partner)
             if kinds[row] != TENSOR or ops[row].startswith(TOTAL_NORM):
                 continue
-            if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
+            if ops[row] in self.vocabulary and roles[row] != PARAMETER and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
             if row in self.of_ranks or (row in self.own_parts and f".{BACKWARD}" not in ops[row]):
@@ -409,7 +409,8 @@ class _Side:
         partial = role == GRADIENT or (back and (module, line[0].shape) in self.parameters)
         partial = partial and (self.reduced is None or told)
         if not partial and own not in self.taken:
-            copied = self.reduced is None and handed_on_as_copies(self.whole, op, self.outputs, self.taken)
+            shape, around = line[0].shape, (self.outputs, self.taken)
+            copied = self.reduced is None and handed_on_as_sums(self.whole, op, shape, *around)
             partial = copied or (back and module in self.cut)
         if partial:
             self.partial.add(own)

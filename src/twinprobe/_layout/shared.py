@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import isnan, prod
+from math import inf, isnan, prod
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,22 @@ def cut_lookups(whole: Whole, other: Run, partners: Mapping[int, int]) -> set[st
         weight = suffix == ".input.1" and _LOOKUP.match(op) and row in partners
         if weight and shapes[row][0] != goals[partners[row]] and not any(whole.placements_of(row)):
             found |= {op, op.replace(".forward", f".{BACKWARD}")}
+    return found | _cut_tables(whole, other, partners)
+
+
+def _cut_tables(whole: Whole, other: Run, partners: Mapping[int, int]) -> set[str]:
+    """Modules that are tables of which each rank has some rows, if no rank is given a number beyond its own rows."""
+    roles, dtypes = (whole.table[name].to_list() for name in ("role", "dtype"))
+    ops, highest, goals = whole.pieces["op"].to_list(), whole.pieces["max"].to_list(), other.table["shape"].to_list()
+    given = {op: max((one for one in highs if one is not None), default=inf)
+             for op, role, dtype, highs in zip(ops, roles, dtypes, highest, strict=True)
+             if role == INPUT and "int" in (dtype or "") and is_module(op)}  # fmt: skip
+    found = set()
+    for row, (op, role) in enumerate(zip(ops, roles, strict=True)):
+        if role == PARAMETER and op in given and row in partners and not any(whole.placements_of(row)):
+            own, goal = whole.pieces_of(row)[0].shape, dims(goals[partners[row]])
+            if own and goal and given[op] < own[0] < goal[0] and own[1:] == goal[1:]:
+                found |= {op, op.replace(".forward", f".{BACKWARD}")}
     return found
 
 
@@ -276,12 +292,16 @@ def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
     return reduced
 
 
-def handed_on_as_copies(whole: Whole, op: str, outputs: Mapping[str, int], taken: Collection[Any]) -> bool:
-    """Whether a module around a call hands on copies, before another call takes what differs between ranks."""
+def handed_on_as_sums(
+    whole: Whole, op: str, shape: Shape | None, outputs: Mapping[str, int], taken: Collection[Any]
+) -> bool:
+    """Whether a module around a call hands on copies, or as many parts of the value's size as there are ranks (sequence
+    parallel), before another call takes what differs between ranks."""
     around = whole.parents.get(op) or ""
     while around in outputs:
         lines = along(whole.pieces_of(outputs[around]), AXES.index("tp"))
-        if all(map(same, lines)):
+        scattered = shape and all(sum(prod(one.shape or ()) for one in line) == prod(shape) for line in lines)
+        if scattered or all(map(same, lines)):
             return True
         if any(signature(line) in taken for line in lines):
             return False

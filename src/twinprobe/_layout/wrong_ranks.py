@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, nan, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,20 @@ from twinprobe._layout.pieces import (
     Piece,
     Way,
     load_whole,
+    rows_of,
     same,
 )
 from twinprobe._layout.ranks import REDUCTION, RankDump
-from twinprobe._layout.sketched.blocks import CLOSE, Shared, block_gaps, block_sets, far, sketch_of, sketches_of
+from twinprobe._layout.sketched.blocks import (
+    CLOSE,
+    Shared,
+    block_gaps,
+    block_sets,
+    far,
+    overlaps,
+    sketch_of,
+    sketches_of,
+)
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
@@ -45,6 +56,7 @@ _BIASED = 1e-3  # of the largest element: a bias that shows
 _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
+_UNLIKELY = 0.02  # a chance that is no explanation
 NOT_GOLDENS = ", and none is golden's"
 _MEASURES = ("block_norm", "block_max")
 
@@ -79,6 +91,7 @@ def whose(
     if whole.table["role"][row] == PARAMETER:  # data parallel ranks have copies, whoever holds what they gather
         wrong = {at for at, piece in enumerate(pieces) for odd in (pieces[one] for one in wrong)
                  if piece is odd or (piece.place[-1] == odd.place[-1] and same([piece, odd]))}  # fmt: skip
+        wrong = _holders(whole, row, other, partner, wrong)
     ranks = sorted({pieces[at].rank for at in wrong})
     micro = sorted({pieces[at].place[0] for at in wrong})
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
@@ -217,7 +230,7 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
 def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
     """Whether the pieces have the sum and the norm of the other side's value."""
-    goal, pieces = sketch_of(other, other.table["name"][partner]), whole.pieces_of(row)
+    goal = sketch_of(other, other.table["name"][partner])
     own = sketches_of(whole, row)
     if goal is None or any(one is None for one in own):
         return False
@@ -342,8 +355,7 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
         inside: dict[int, list[bool]] = defaultdict(list)  # whether the blocks that lie in one shard differ
         across: list[set[int]] = []  # the shards that meet in other blocks that differ
         for block in range(-(-prod(shape) // length)):
-            differs = any(far(float(own[name][block]), float(goal[name][block])) > close
-                          for name in _MEASURES)  # fmt: skip
+            differs = _block_differs(own, goal, block, close)
             shards = {block * length // share, (min((block + 1) * length, prod(shape)) - 1) // share}
             if len(shards) == 1:
                 inside[min(shards)].append(differs)
@@ -354,6 +366,14 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
             return []
         wrong |= {group[shard] for shard in odd}
     return sorted(wrong) if len(wrong) < len(whole.ranks) else []
+
+
+def _block_differs(own: Any, goal: Any, block: int, close: float) -> bool:
+    """Whether a block of two values of one size differs: in its norm, its largest element, or its sums."""
+    if any(far(float(own[name][block]), float(goal[name][block])) > close for name in _MEASURES):
+        return True
+    gaps = np.abs(own["sums"] - goal["sums"]).reshape(BLOCKS, -1)[block]
+    return bool(gaps.max() > close * float(goal["block_norm"][block]))
 
 
 def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
@@ -383,6 +403,26 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
 
 
+def _holders(whole: Whole, row: int, other: Run, partner: int, wrong: set[int]) -> set[int]:
+    """Of pieces that ranks gathered, those whose ranks hold the rows that differ."""
+    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
+    path = f"{bare_path(parse_op(whole.pieces['op'][row]).body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    placements = {at: whole.ranks[pieces[at].rank].sharded.get(path) for at in wrong}
+    if not shape or any(one is None or pieces[at].rank not in one.mesh or one.whole != shape
+                        for at, one in placements.items()):  # fmt: skip
+        return wrong
+    rows = {at: set(rows_of(one, pieces[at].rank).tolist()) for at, one in placements.items() if one is not None}
+    sets, close = block_sets(whole, row, other, partner)
+    length, inner, count = block_length(prod(shape)), prod(shape[1:]), prod(shape)
+    guilty, shared = set(), list[set[int]]()
+    for block in (block for one in sets if one.gap > close for block in one.blocks):
+        own = set(range(block * length // inner, -(-min((block + 1) * length, count) // inner)))
+        inside = {at for at in wrong if own <= rows[at]}
+        guilty |= inside
+        shared += [{at for at in wrong if own & rows[at]}] if not inside else []
+    return guilty if guilty and all(one & guilty for one in shared) else wrong
+
+
 def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
     """The ranks that have the shards of a parameter, in their order; none where it is not cut so."""
     placement = dump.sharded.get(path)
@@ -403,10 +443,12 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     left = [one.own.keys() - right - wrong for one in shared if one.gap > close and not one.own.keys() & wrong]
     wrong |= {at for rest in left if len(rest) == 1 and right for at in rest}
     alone |= dict.fromkeys(wrong - alone.keys(), inf)
+    differ = [one for one in shared if one.gap > close]
     if not alone:
-        return _by_factor(shared) if any(one.gap > close for one in shared) else set()
-    unknown = used - set(alone) or any(one.gap > close and not one.own.keys() & wrong for one in shared)
-    return set() if unknown or wrong == used else wrong
+        return (_by_factor(shared) or _by_maxima(whole, row, other, partner)) if differ else set()
+    if used - set(alone) or any(not one.own.keys() & wrong for one in differ):
+        return _by_maxima(whole, row, other, partner) if differ else set()
+    return set() if wrong == used else wrong
 
 
 def _by_factor(shared: Sequence[Shared]) -> set[int]:
@@ -418,8 +460,8 @@ def _by_factor(shared: Sequence[Shared]) -> set[int]:
     pieces = set().union(*(one.own for one in shared))
     if len(shared) < _FEWEST_BLOCKS or any(one.own.keys() != pieces for one in shared):
         return set()
-    spread: dict[int, float] = {}
-    for at in pieces:
+    spread: dict[int, float] = {at: 0.0 for at in pieces if not any(one.own[at] for one in shared)}
+    for at in pieces - spread.keys():
         left = [one.golden - sum(one.own.values()) + one.own[at] for one in shared]
         if min(left) > 0:
             factors = [one.own[at] / rest for one, rest in zip(shared, left, strict=True)]
@@ -429,3 +471,34 @@ def _by_factor(shared: Sequence[Shared]) -> set[int]:
     best, *others = sorted(spread, key=lambda at: spread[at])
     clear = spread[best] <= CLOSE and all(spread[at] * _NEARER > spread[best] for at in others)
     return {best} if clear and others else set()
+
+
+def _by_maxima(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
+    """The pieces that do not have golden's largest elements, of pieces that meet in its blocks (columns of a weight).
+
+    The largest element of each of golden's blocks lies in one of the pieces. Right ones have their share of them, to
+    the last digit, and nothing larger; a piece of other numbers has none, or more than a block may hold.
+    """
+    found = overlaps(whole, row, other, partner)
+    if found is None:
+        return set()
+    sets, limit = block_sets(whole, row, other, partner)
+    differing = {block for one in sets if one.gap > limit for block in one.blocks}
+    dtype = other.table["dtype"][partner]
+    exact, close = max(_SAME_BLOCK, epsilon(dtype)), max(CLOSE, epsilon(dtype))
+    most, own_most = found.goal["block_max"], [one["block_max"] for one in found.own]
+    largest: dict[tuple[int, int], float] = defaultdict(float)  # what golden has where a piece's block lies
+    met: dict[int, set[int]] = defaultdict(set)  # pieces, and golden's blocks of which they have elements
+    has: dict[int, set[int]] = defaultdict(set)  # the same, and its largest element
+    for block, at, own_block in (link for link in found.links if link[0] in differing):
+        largest[at, own_block] = max(largest[at, own_block], float(most[block]))
+        met[at].add(block)
+        if most[block] and far(float(most[block]), float(own_most[at][own_block])) <= exact:
+            has[at].add(block)
+    beyond = {at for (at, block), limit in largest.items() if own_most[at][block] > limit * (1 + close)}
+    lost = set().union(*met.values()) - set().union(*has.values())  # golden's largest elements that nobody has
+    # Of so many blocks, a right piece would have at least one largest element.
+    none = {at for at in met if not has[at] and lost & met[at] and (1 - 1 / len(met)) ** len(met[at]) < _UNLIKELY}
+    right = {at for at in met if at not in beyond and len(has[at]) >= max(2, len(met[at]) / (2 * len(met)))}
+    wrong = beyond | none
+    return wrong if right and not wrong & right and wrong | right == met.keys() else set()

@@ -37,6 +37,7 @@ class Shared(NamedTuple):
     own: dict[int, float]
     golden: float
     gap: float
+    blocks: tuple[int, ...]
 
 
 def block_gaps(whole: Whole, row: int, other: Run, partner: int) -> tuple[dict[int, float], list[Shared], float]:
@@ -50,20 +51,10 @@ def block_gaps(whole: Whole, row: int, other: Run, partner: int) -> tuple[dict[i
 
 def block_sets(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[Shared], float]:
     """What is known of the smallest sets of blocks that hold the same elements on both sides, and how far is close."""
-    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
-    goal = sketch_of(other, other.table["name"][partner])
-    close = max(CLOSE, epsilon(other.table["dtype"][partner]))
-    if goal is None or not shape or goal["whole"] != prod(shape):
-        return [], close
-    own = sketches_of(whole, row)
-    rows = _rows_of_pieces(whole, row, pieces, shape)
-    sizes = [prod(piece.shape or ()) for piece in pieces]
-    fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
-               for one, size in zip(own, sizes, strict=True))  # fmt: skip
-    if rows is None or not fits:
-        return [], close
-    sets: list[Shared] = []
-    for golden_blocks, own_blocks in _same_elements(own, *rows, int(goal["whole"])):
+    close, sets = max(CLOSE, epsilon(other.table["dtype"][partner])), list[Shared]()
+    found = overlaps(whole, row, other, partner)
+    for golden_blocks, own_blocks in _same_elements(found.links) if found is not None else ():
+        own, goal = found.own, found.goal  # type: ignore[union-attr]
         squares: dict[int, float] = defaultdict(float)
         for at, block in own_blocks:
             squares[at] += float(own[at]["block_norm"][block]) ** 2
@@ -71,8 +62,30 @@ def block_sets(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[S
         most = [max(float(own[at]["block_max"][block]) for at, block in own_blocks),
                 max(float(goal["block_max"][block]) for block in golden_blocks)]  # fmt: skip
         gap = max(far(sqrt(sum(squares.values())), sqrt(total)), far(*most))
-        sets.append(Shared(dict(squares), total, gap))
+        sets.append(Shared(dict(squares), total, gap, tuple(golden_blocks)))
     return sets, close
+
+
+class Overlaps(NamedTuple):
+    """The sketches of pieces and of golden's value, and which of their blocks overlap: golden's, piece, piece's."""
+
+    own: list[Any]
+    goal: Any
+    links: list[tuple[int, int, int]]
+
+
+def overlaps(whole: Whole, row: int, other: Run, partner: int) -> Overlaps | None:
+    """Which blocks of pieces have elements of which of golden's blocks; None where that is not known."""
+    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
+    goal = sketch_of(other, other.table["name"][partner])
+    if goal is None or not shape or goal["whole"] != prod(shape):
+        return None
+    own = sketches_of(whole, row)
+    rows = _rows_of_pieces(whole, row, pieces, shape)
+    sizes = [prod(piece.shape or ()) for piece in pieces]
+    fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
+               for one, size in zip(own, sizes, strict=True))  # fmt: skip
+    return Overlaps(own, goal, _links(own, *rows, int(goal["whole"]))) if rows is not None and fits else None
 
 
 def sketch_of(run: Run, name: str) -> Any:
@@ -135,10 +148,7 @@ def _on_meshes(cuts: Sequence[Piece], placements: Sequence[Placement | None]) ->
     return blocks
 
 
-def _same_elements(
-    own: Sequence[Any], inner: int, places: NDArray[np.int64], count: int
-) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """The smallest sets of blocks that hold the same elements on both sides: golden's, and those of pieces."""
+def _links(own: Sequence[Any], inner: int, places: NDArray[np.int64], count: int) -> list[tuple[int, int, int]]:
     at, local = np.divmod(places, _MOST_ROWS)
     length, lengths = block_length(count), np.array([block_length(int(one["count"])) for one in own])
     # The sketch of a shard that knew its place has the blocks of the whole.
@@ -152,6 +162,11 @@ def _same_elements(
     row = cuts // inner
     piece, inside = at[row], start[row] + cuts - first[row]
     links = np.stack([cuts // length, piece, np.where(placed[piece], cuts // length, inside // lengths[piece])], axis=1)
+    return list(map(tuple, np.unique(links, axis=0).tolist()))
+
+
+def _same_elements(links: Sequence[tuple[int, int, int]]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """The smallest sets of blocks that hold the same elements on both sides: golden's, and those of pieces."""
     above: dict[int, int] = {}
 
     def root(node: int) -> int:
@@ -159,7 +174,7 @@ def _same_elements(
             node = above[node]
         return node
 
-    for block, one, own_block in np.unique(links, axis=0).tolist():
+    for block, one, own_block in links:
         above[root(BLOCKS * (one + 1) + own_block)] = root(block)
     sets: dict[int, tuple[list[int], list[tuple[int, int]]]] = defaultdict(lambda: ([], []))
     for node in list(above):
