@@ -59,7 +59,7 @@ from twinprobe.errors import BadInput, TwinProbeError
 
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
-_READ = r"^Optimizer\.[^.]+\..+\.\w+\.\d+\.forward\.(input\.0|parameters\.before)$"
+_READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
@@ -213,13 +213,10 @@ def _odd_updates(comparison: Comparison, job: Job) -> list[str]:
     whole, pairs, dumps = comparison.target, comparison.evidence.pairs, [side.files(DUMP) for side in job.ranks]
     if not isinstance(whole, Whole) or isinstance(comparison.golden, Whole) or not all(dumps):
         return []
-    read = (
-        pairs["t_name"].str.contains(_READ)
-        & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
-        & pairs["g_row"].is_not_null()
-    )
-    rows = np.flatnonzero((comparison.judged.state == DIFFERS) & read.fill_null(value=False).to_numpy())
-    asked = [(pairs["t_row"][row], pairs["g_row"][row]) for row in rows[:_MOST_SUSPECTS].tolist()]
+    read = (pairs["t_name"].str.contains(_READ) & pairs["g_row"].is_not_null()).fill_null(value=False).to_numpy()
+    differ = np.flatnonzero((comparison.judged.state == DIFFERS) & read).tolist()
+    rows = [row for row in differ if not pairs["t_name"][row].startswith(TOTAL_NORM)][:_MOST_SUSPECTS]
+    asked = [(pairs["t_row"][row], pairs["g_row"][row]) for row in rows]
     return odd_updates(whole, comparison.golden, asked, dumps[0], next(iter(dumps[1].values())))
 
 
@@ -398,7 +395,13 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
         if first.begins == ARGUMENT:
             said += [text.partition(": ")[2] for text in findings
                      if text.startswith(f"{first.op}.") and SETTING in text][:1]  # fmt: skip
-        for start in (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{around}: ", f"{around}.parameters."):
+        for start in (
+            f"{first.op}.{first.argument}: ",
+            f"{first.op}.",
+            f"{first.op}: ",
+            f"{around}: ",
+            f"{around}.parameters.",
+        ):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
@@ -480,7 +483,8 @@ def _one_factor(comparison: Comparison) -> list[str]:
              for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
                                 ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
              if size > 1}  # fmt: skip
-    return one_factor((rows["t_norm"] / rows["g_norm"]).to_numpy(), sizes)
+    precision = max(map(epsilon, rows["g_dtype"].unique().to_list()), default=0.0)
+    return one_factor((rows["t_norm"] / rows["g_norm"]).to_numpy(), sizes, precision)
 
 
 def _grouped(findings: list[str]) -> list[str]:

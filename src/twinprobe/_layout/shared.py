@@ -32,7 +32,7 @@ from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op
-from twinprobe._runs.run import Run
+from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
@@ -309,12 +309,11 @@ def handed_on_as_sums(
     return False
 
 
-def of_other_numbers(whole: Whole) -> dict[int, str]:
-    """The rows that cannot agree with those of another number of ranks, and why.
+def called_late(whole: Whole) -> dict[int, str]:
+    """The rows of calls between backward and the optimizer's step, and why they cannot agree with golden's.
 
-    Between backward and the optimizer's step, layouts by hand sum gradients over all ranks and divide by their number,
-    in as many calls as a rank has parameters; what becomes of them stands in optimizer.json. Lists that collectives
-    fill have a piece of each rank.
+    Layouts by hand sum gradients over all ranks and divide by their number there, in as many calls as a rank has
+    parameters; what becomes of them stands in optimizer.json.
     """
     own: dict[int, set[str]] = {}
     for rank, dump in whole.ranks.items():  # the whole run has another order, and other names
@@ -324,13 +323,22 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
         late = [at for at, op in calls if not op.is_module and op.direction == FORWARD]
         late = [at for at in late if not run.parents.get(run.ops[at])]
         own[rank] = set(run.table.filter(run.table["op"].is_in(late))["name"].to_list())
-    found: dict[int, str] = {}
-    for row, (ranks, names) in enumerate(whole.pieces.select("rank", "own_name").iter_rows()):
-        if names[0] in own[ranks[0]]:
-            found[row] = "it is called after backward, for a rank's own gradients"
-        elif COLLECTIVE.match(names[0]) and _IN_LIST.search(names[0]):
-            found[row] = "it is one rank's piece in a list of all ranks'"
-    return found
+    return {row: "it is called after backward, for a rank's own gradients"
+            for row, (ranks, names) in enumerate(whole.pieces.select("rank", "own_name").iter_rows())
+            if names[0] in own[ranks[0]]}  # fmt: skip
+
+
+def told_by_optimizers(whole: Whole, other: Run) -> bool:
+    """Whether both runs recorded what their optimizers saw."""
+    folders = next(iter(whole.ranks.values())).folder, other.path.parent
+    return all((folder / OPTIMIZER_FILE).is_file() for folder in folders)
+
+
+def pieces_in_lists(whole: Whole) -> dict[int, str]:
+    """The rows of lists that collectives fill with a piece of each rank, of which other runs have other numbers."""
+    return {row: "it is one rank's piece in a list of all ranks'"
+            for row, names in enumerate(whole.pieces["own_name"].to_list())
+            if COLLECTIVE.match(names[0]) and _IN_LIST.search(names[0])}  # fmt: skip
 
 
 def groups_in(whole: Whole) -> tuple[str, set[tuple[int, ...]]]:
@@ -492,6 +500,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
 
 OWN_NORMS = "clip by the norms of their own gradients"
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
+_EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -555,13 +564,17 @@ def own_norms(whole: Whole) -> list[str]:
     return []
 
 
-def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int]) -> list[str]:
-    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of."""
-    factors = every[np.abs(every - 1) >= _SAME_FACTOR]
+def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: float = 0.0) -> list[str]:
+    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of.
+
+    ``precision``: the epsilon of their type.
+    """
+    close = max(_SAME_FACTOR, _EPSILONS * precision)
+    factors = every[np.abs(every - 1) >= close]
     usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
-    if not usual or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+    if not usual or np.mean(np.abs(factors / usual - 1) < close) < _MOST_GRADIENTS:
         return []
-    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < close]
     told = f", as many as {' and '.join(why)}" if why else ""
     if few := len(factors) < _MOST_GRADIENTS * len(every):
         told += ", the others agree"

@@ -57,7 +57,7 @@ _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 _UNLIKELY = 0.02  # a chance that is no explanation
-NOT_GOLDENS = ", and none is golden's"
+NOT_GOLDENS, NOTHING = ", and none is golden's", "but nothing"
 _MEASURES = ("block_norm", "block_max")
 
 
@@ -144,15 +144,27 @@ def odd_copies(
     scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
     if goal is not None and distance(best) > 1e-5 * scale:
         ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
-        if not parts:
+        if parts:
+            adds = "adds them up" if parts == "sum" else "averages them"
+            return f"golden's is the {parts} of what ranks {ranks} hold, {NOTHING} {adds}", odd
+        if distance(best) > _NEARER * distance(odd):  # else it is off by noise
             return f"the copies of ranks {ranks} differ{NOT_GOLDENS}", odd
-        adds = "adds them up" if parts == "sum" else "averages them"
-        return f"golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}", odd
     wrong: set[int] = set()
     for own in groups:
         good = min(own, key=distance)
         wrong |= {rank for one in own if not same([one, good]) for rank in members.get(one.rank, [one.rank])}
     return (f"rank {numbers_of(sorted(wrong))}'s replica differs from the others" if wrong else ""), odd
+
+
+def other_parts(whole: Whole, group: Sequence[Piece], said: str) -> str:
+    """What is said of parts that nothing adds up; of parts that some ranks gave to a recorded sum as they are, that
+    others gave another one."""
+    wrong = []
+    for piece in group:
+        table = whole.ranks[piece.rank].run.table
+        taken = table.filter(table["name"].str.contains(REDUCTION + r".*\.input\.") & (table["norm"] == piece.stats[3]))
+        wrong += [piece.rank] if piece.stats not in taken.select(*STATS).rows() else []
+    return f"rank {numbers_of(wrong)} adds another value to the sum" if len(wrong) < len(group) else said
 
 
 def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:

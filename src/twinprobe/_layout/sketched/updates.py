@@ -116,6 +116,8 @@ def _rows_held(
     way, at = whole.ways.get(row, ()), AXES.index("tp")
     if not shape or len(way) != len(AXES) or way[at] != 0 or max(way[:at]) >= 0 or not piece.shape:
         return None
+    if piece.shape[0] * whole.layout.tp != shape[0]:  # unequal parts, or some that ranks share
+        return None
     return np.arange(piece.shape[0]) + piece.place[at] * piece.shape[0]
 
 
