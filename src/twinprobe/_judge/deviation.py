@@ -413,14 +413,15 @@ def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
     return hidden
 
 
-def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
+def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
     """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
-    further apart than noise comes: scores that were masked out are no longer there to choose."""
+    further apart than noise comes: scores that were masked out are no longer there to choose. What one run alone has
+    has no partner to flip against."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
     unsure[flow.of_row[inputs & far]] = False
-    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
+    whole = matched & (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
     flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips
 

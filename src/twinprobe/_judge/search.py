@@ -570,7 +570,8 @@ def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) 
         return []
     group = pairs["group"][beginning.row] if "group" in pairs.columns else None
     called = pl.col("g_op") == pairs["g_op"][beginning.row] if group is None else pl.col("group") == group
-    given = pairs.select(pl.arg_where(called & (pl.col("g_role") == INPUT) & pl.col("t_row").is_null())).to_series()
+    roles = [INPUT, PARAMETER] if group is None else [INPUT]
+    given = pairs.select(pl.arg_where(called & pl.col("g_role").is_in(roles) & pl.col("t_row").is_null())).to_series()
     if group is None:
         return given.to_list()
     # A group hands values on inside; plain arguments belong to the way it computes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Protocol
@@ -305,11 +305,15 @@ def built_with(layer: Any) -> dict[str, Any]:
         if name is None or value is None:  # None: whatever is usual
             continue
         if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
+            value = _for_own_axes(layer, value)
             value = value[0] if len(set(value)) == 1 else str(list(value))  # one number for all axes
         if attribute == "_momentum" and isinstance(value, float):
             value = round(1.0 - value, 12)  # Paddle's batch norms say what is kept of their statistics
         if isinstance(value, _PLAIN):
             found[name] = value
+    _say_padding_as_number(found)
+    if isinstance(exclusive := getattr(layer, "exclusive", None), bool):  # Paddle says the opposite of others
+        found["count_include_pad"] = not exclusive
     if "alpha" in found and "LeakyReLU" in type(layer).__name__:
         found["negative_slope"] = found.pop("alpha")
     if isinstance(found.get("approximate"), bool):
@@ -321,6 +325,30 @@ def built_with(layer: Any) -> dict[str, Any]:
     if not getattr(layer, "training", True):
         found.pop("p", None)
     return found
+
+
+def _for_own_axes(layer: Any, value: Sequence[Any]) -> Sequence[Any]:
+    """Without the axes that MindSpore puts in front: its Conv1d is two-dimensional, its pads may have one of depth."""
+    axes = next((int(digit) for digit in "123" if type(layer).__name__.lower().endswith(f"{digit}d")), len(value))
+    return value[-axes:] if len(value) == axes + 1 else value
+
+
+def _say_padding_as_number(found: dict[str, Any]) -> None:
+    """Padding by a word becomes a number where one says the same: "same" is one unless a stride or an even kernel
+    makes the two ends unequal, or the size of the input decides."""
+    mode = str(found.pop("pad_mode", "")).lower()
+    if isinstance(padding := found.get("padding"), str) and padding.isalpha():
+        mode = padding.lower()
+    if mode == "valid":
+        found["padding"] = 0
+    if mode == "same":
+        span = (found.get("kernel_size"), found.get("stride", 1), found.get("dilation", 1))
+        if span[0] == 1:
+            found["padding"] = 0
+        elif all(isinstance(size, int) for size in span) and span[1] == 1 and not span[2] * (span[0] - 1) % 2:
+            found["padding"] = span[2] * (span[0] - 1) // 2
+        else:
+            found["padding"] = mode
 
 
 def _check_token_range(token_range: Any, models: list[Any]) -> None:
