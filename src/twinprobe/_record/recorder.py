@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -451,3 +453,90 @@ def emit_gradients(recorder: Any, prefix: str, gradients: dict[str, Any]) -> Non
     name = f"{front}.{recorder.engine.count(front)}"
     if recorder.wants(name):
         recorder.engine.emit(Entry(name, gradients, boxed=True))
+
+
+# Steps of a training: a model may have several optimizers.
+
+
+class OptimizerCycle:
+    """Which optimizer's step is the last one of a training step: a model may have several optimizers.
+
+    A step ends when every optimizer that holds parameters of the model has stepped. One that steps a second time before
+    that begins a new step, and from then on those that stepped in the step before are waited for: so it is with an
+    optimizer that is never used, or steps only now and then.
+    """
+
+    def __init__(self, lengths: Iterable[tuple[int, int]] = ()) -> None:
+        """``lengths`` are those of an earlier run of the same program, see ``lengths``; they leave nothing to guess."""
+        self._known = [length for length, times in lengths for _ in range(times)][::-1]
+        self._own: set[int] = set()
+        self._ours: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._awaited: set[int] | None = None
+        self._stepped: list[int] = []
+        self.lengths: list[list[int]] = []
+        """How many steps of optimizers made each step so far, and how often in a row."""
+
+    def follow(self, parameters: Iterable[Any]) -> None:
+        """These are the model's parameters."""
+        self._own = {id(one) for one in parameters}
+        self._ours.clear()
+        self._awaited = None
+        self._stepped = []
+
+    def holds(self, optimizer: Any) -> bool:
+        """Whether this optimizer holds parameters of the model."""
+        if optimizer in self._ours:
+            return True
+        found = any(id(one) in self._own for one in self.held_by(optimizer))
+        if found:
+            self._ours.add(optimizer)
+        return found
+
+    def held_by(self, optimizer: Any) -> Iterable[Any]:
+        """The parameters of an optimizer."""
+        raise NotImplementedError
+
+    def is_optimizer(self, candidate: Any) -> bool:
+        """Whether any object is an optimizer whose steps are seen."""
+        raise NotImplementedError
+
+    def all_alive(self) -> list[Any]:
+        """The optimizers of the model."""
+        return [one for one in gc.get_objects() if self.is_optimizer(one) and self.holds(one)]
+
+    def repeats(self, optimizer: Any) -> bool:
+        """Before an optimizer steps: whether the step has ended with what stepped before, and a new one has begun."""
+        if self._known or id(optimizer) not in self._stepped:
+            return False
+        self._awaited = set(self._stepped)
+        self._end()
+        return True
+
+    def completes(self, optimizer: Any) -> bool:
+        """After an optimizer has stepped: whether that ends the step."""
+        self._stepped.append(id(optimizer))
+        if self._known:
+            done = len(self._stepped) >= self._known[-1]
+        else:
+            if self._awaited is None:
+                self._awaited = {id(one) for one in self.all_alive()}
+            done = self._awaited.issubset(self._stepped)
+        if done:
+            self._end()
+        return done
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an optimizer has stepped since the last step ended."""
+        return bool(self._stepped)
+
+    def _end(self) -> None:
+        length = len(self._stepped)
+        if self.lengths and self.lengths[-1][0] == length:
+            self.lengths[-1][1] += 1
+        else:
+            self.lengths.append([length, 1])
+        if self._known:
+            self._known.pop()
+            self._awaited = set(self._stepped)
+        self._stepped = []
