@@ -250,7 +250,13 @@ def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginnin
     if beginning.cause == OUTSIDE and beginning.arguments:  # nothing in this step depends on it
         return f"{argument_name(name)} differs before the call: an evaluation will use it, training does not"
     if beginning.cause == BETWEEN and flow is not None and begins_backward(flow, beginning.row):
-        return "this gradient is the first of the backward pass: the loss is computed or scaled otherwise"
+        only_modules = all(op.is_module for op in flow.ops if op.direction == FORWARD)
+        own = "the model's own code behind its last module, or " if only_modules else ""
+        return f"this gradient is the first of the backward pass: {own}the loss is computed or scaled otherwise"
+    if beginning.cause == BETWEEN and flow is not None and flow.role[beginning.row] == INPUT:
+        made = int(flow.target_source[beginning.row])
+        if made != NONE and made == flow.golden_source[beginning.row]:
+            return f"it holds the values of {pairs['t_name'][made]}, which agree, in another order than golden's"
     optimizer = beginning.cause == OUTSIDE and place == "input.0" and name.startswith(OPTIMIZER)
     clipped = clipping(pairs) if optimizer else ""
     return f"the gradient differs: {clipped}" if clipped else ""

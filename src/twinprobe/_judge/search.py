@@ -299,8 +299,8 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = _innermost(flow, row, OUTSIDE)
     elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
-    elif around == NONE:
-        beginning = _innermost(flow, row, OUTSIDE)
+    elif around == NONE:  # what a call has made, in another order, was not given by the caller
+        beginning = _innermost(flow, row, BETWEEN if made == meant != NONE else OUTSIDE)
     else:  # a module's own code is not recorded, nor is that of the module around
         module = flow.ops[owner].is_module
         beginning = Beginning(around if module else owner, row, BETWEEN if module else OUTSIDE)

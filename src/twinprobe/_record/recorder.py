@@ -291,12 +291,13 @@ _SETTINGS = {
         "eps", "momentum", "p", "approximate", "negative_slope", "alpha", "kernel_size", "stride", "padding",
         "padding_mode", "pad_mode", "output_padding", "dilation", "groups", "num_groups", "ceil_mode", "dim",
         "align_corners", "scale_factor", "count_include_pad", "norm_type", "bidirectional", "dropout",
-        "track_running_stats",
+        "track_running_stats", "padding_idx",
     )},
     "epsilon": "eps", "variance_epsilon": "eps", "layer_norm_eps": "eps", "group": "groups", "ksize": "kernel_size",
     "axis": "dim",
 }  # fmt: skip
 _PLAIN = (bool, int, float, str)
+_WITH_MODE = ("Upsample", "Dropout")  # elsewhere a mode is the kind of a layer
 
 
 def built_with(layer: Any) -> dict[str, Any]:
@@ -304,6 +305,10 @@ def built_with(layer: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for attribute, given in vars(layer).items():
         name, value = _SETTINGS.get(attribute.lstrip("_")), given
+        if attribute.lstrip("_") == "mode" and any(word in type(layer).__name__ for word in _WITH_MODE):
+            name, value = "mode", str(value).lower()
+        if name == "padding_idx" and value in (None, -1):  # Paddle keeps -1 for none
+            value = "none"
         if name is None or value is None:  # None: whatever is usual
             continue
         if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):

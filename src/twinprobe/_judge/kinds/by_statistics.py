@@ -200,7 +200,7 @@ def _not_transposed(suspect: Suspect) -> Kind | None:
 
 def _in_one_run(suspect: Suspect) -> Kind | None:
     """A parameter that one run alone has; ones and zeros are what a layer without it computes with."""
-    if suspect.presence != "both":
+    if suspect.presence != "both" or any(".forward." in row.name for row in suspect.rows):  # a group of calls
         return None
     for row in suspect.rows:
         side = row.golden if row.target is None else row.target

@@ -17,7 +17,16 @@ from twinprobe._live.frameworks.adapter import Adapter, adapter_of, framework_of
 from twinprobe._live.frameworks.layouts import AS_IS, Array, Layout, View
 from twinprobe._live.pairing.layer_map import Group, LayerMap, as_layer_map, outside
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
-from twinprobe._live.weights.layers import Layer, Slot, StoredTensor, held_below, layer_at, slots_below, submodule
+from twinprobe._live.weights.layers import (
+    Layer,
+    Slot,
+    StoredTensor,
+    held_below,
+    layer_at,
+    own_attention,
+    slots_below,
+    submodule,
+)
 from twinprobe._live.weights.matching import (
     USER_RULES,
     LayerPair,
@@ -78,9 +87,10 @@ def copy_weights(
     mapped = mapped_paths(target, source, chosen)
     check_models(target, source)
     left_out = _left_out(target, chosen), _left_out(source, chosen)
+    found = known if known is not None else pair_modules(target, source, chosen)
     pairs = [
         pair
-        for pair in (known if known is not None else pair_modules(target, source, chosen))
+        for pair in [*found, *_attentions_of_two_kinds(target, source, found)]
         if pair in mapped or not (pair[0] in left_out[0] or pair[1] in left_out[1])
     ]
     report = copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out, groups=chosen.groups,
@@ -90,6 +100,25 @@ def copy_weights(
     if kept:
         report.notices.append(f"weights of ignored layers were not copied: {listed(kept)}")
     return report
+
+
+def _attentions_of_two_kinds(target: Any, source: Any, known: list[Paths]) -> list[Paths]:
+    """Built-in attentions and those of the user's own four projections, in the order of definition: a composed module
+    and one that is known as a whole are not paired by what they hold."""
+    sides = []
+    for model in (target, source):
+        found: list[tuple[str, bool]] = []
+        for path, module in adapter_of(model).modules(model):
+            layout = adapter_of(model).layout(module)
+            built_in = layout is not None and layout.family == "attention"
+            if (built_in or own_attention(module) is not None) and not any(path.startswith(f"{one}.") for one, _ in found):
+                found.append((path, built_in))
+        sides.append(found)
+    taken = [{pair[side] for pair in known} for side in (0, 1)]
+    if len(sides[0]) != len(sides[1]):
+        return []
+    pairs = [(one, other) for (one, mine), (other, theirs) in zip(*sides, strict=True) if mine != theirs]
+    return [pair for pair in pairs if pair[0] not in taken[0] and pair[1] not in taken[1]]
 
 
 def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) -> set[str]:
