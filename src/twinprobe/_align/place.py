@@ -8,7 +8,7 @@ are aligned by path or API, order, shapes, dtypes and values, in that order of t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 
 import numpy as np
 
@@ -46,6 +46,8 @@ def link_places(call_links: CallLinks, *, grouped: bool = True) -> RowLinks | No
     turned = _order(call_links.golden) < _order(call_links.target)
     given = [(other, op) if turned else (op, other) for op, other in enumerate(call_links.partner) if other != NONE]
     walk = _Walk((call_links.golden, call_links.target) if turned else (call_links.target, call_links.golden), given)
+    if not given and (links := _link_boundary(call_links, walk, turned)):
+        return links
     if not walk.is_one_model() and not given:
         return _link_unlike(call_links, walk, turned)
     for pair in walk.pairs():
@@ -78,17 +80,27 @@ def _link_at_place(call_links: CallLinks, op: int, other: int) -> None:
     call_links.link(op, other, NAME if call_links.target.ops[op] == call_links.golden.ops[other] else RULE)
 
 
+def _link_boundary(call_links: CallLinks, walk: _Walk, turned: bool) -> RowLinks | None:
+    """The model as a whole against what is inside it, and what comes after it in both runs: the loss, an optimizer."""
+    rows = _at_the_boundary(walk.one, walk.other, walk.back) or [
+        (other, row) for row, other in _at_the_boundary(walk.other, walk.one, walk.link)
+    ]
+    if not rows:
+        return None
+    call_links.notes[:] = [  # in place of what was said where no layer could be aligned
+        "one run has the whole model as a single call (compiled, for example), the other only the calls inside: "
+        "its inputs and outputs were paired; to see more, record both runs without compiling"
+    ]
+    for pair in walk.pairs():
+        _link_at_place(call_links, *(pair[::-1] if turned else pair))
+    call_links.follow_forward()
+    pairs = dict(pair[::-1] if turned else pair for pair in rows)
+    return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
+
+
 def _link_unlike(call_links: CallLinks, walk: _Walk, turned: bool) -> RowLinks | None:
-    """Two runs that share no layer: the model as a whole against what is inside it, or parts of a batch?"""
+    """Two runs that share no layer: parts of a batch?"""
     sides = walk.one, walk.other
-    rows = _at_the_boundary(*sides) or [(other, row) for row, other in _at_the_boundary(*sides[::-1])]
-    if rows:
-        call_links.notes[:] = [  # in place of what was said where no layer could be aligned
-            "one run has the whole model as a single call (compiled, for example), the other only the calls inside: "
-            "its inputs and outputs were paired; to see more, record both runs without compiling"
-        ]
-        pairs = dict(pair[::-1] if turned else pair for pair in rows)
-        return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
     parts = _in_parts(*sides) or [pair[::-1] for pair in _in_parts(*sides[::-1])]
     if parts:
         call_links.notes.append(
@@ -102,17 +114,19 @@ def _link_unlike(call_links: CallLinks, walk: _Walk, turned: bool) -> RowLinks |
     return None
 
 
-def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
-    """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself.
+def _at_the_boundary(whole: Calls, parts: Calls, linked: Container[int]) -> list[tuple[int, int]]:
+    """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself, but
+    for those with a partner (``linked``), which come after it.
 
     What goes in by name, shape and value; what comes out by shape and value, and the model's first result by its shape
     alone, the last of that shape. Without an input and a result in common there is nothing: any two models may give
     tensors of one shape.
     """
-    if len(whole.models) != 1 or parts.models:
+    if len(whole.models) != 1 or parts.models or whole.tree.children[whole.models[0]]:
         return []
     op = whole.tree.op[whole.models[0]]
-    outermost = [parts.tree.op[node] for node in parts.children[ROOT] if parts.tree.op[node] != NONE]
+    outside = [node for node in parts.children[ROOT] if node not in linked]
+    outermost = [parts.tree.op[node] for node in outside if parts.tree.op[node] != NONE]
     found: dict[int, list[tuple[int, int]]] = {}
     for role, calls in ((INPUT, outermost), (OUTPUT, outermost[::-1])):
         rows = [row for call in calls for row in parts.fingerprints.rows(call, role)]

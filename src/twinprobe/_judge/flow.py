@@ -51,6 +51,7 @@ _OPERATORS |= {"__setitem__"}
 _DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
 # Sums that read nothing of their first input where the factor before it is zero: it may be memory nobody has written.
 _SUMS = frozenset({"addmm", "addbmm", "baddbmm", "addmv", "addr", "sspaddmm"})
+_CHOOSES = frozenset({"argmax", "topk", "sort", "argsort"})  # one or some of many, by scores
 _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 
 
@@ -219,6 +220,12 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     rewritten = _latest(both, made & by_optimizer, (role == PARAMETER) & tensor, of_row, begins)
     unread = source == NONE
     source[unread] = rewritten[unread]
+    # Gradients of a scaled loss are divided by the scale, a power of two, where nobody sees it.
+    scaled = taken & by_optimizer & (source == NONE) & (elements[0] > 1)
+    if scaled.any() and (role == GRADIENT).any():
+        free = [_marks(pairs, side, count, powers=False) for side, count in zip("tg", elements, strict=True)]
+        of_gradients = _latest(free[0] * _SPREAD[0] ^ free[1], tensor & (role == GRADIENT), scaled, of_row, begins)
+        source[scaled] = of_gradients[scaled]
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
@@ -277,6 +284,7 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     compared[main] = True
     same[flow.of_row[compared & (np.nan_to_num(error) != 0)]] = False
     same[flow.of_row[main[np.isnan(error[main])]]] = False
+    same &= flow.each_call(lambda op: not op.is_module)  # no kernel: all that it gives was computed for somebody
     ignored |= (flow.role == OUTPUT) & flow.spread(same) & ~compared & ~flow.read
     return ignored
 
@@ -296,11 +304,13 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     scalar = outputs & (flow.elements[0] == 1)
     derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
     if not derived.any():
-        # Without one, it comes after all that the model gives, and is made of what recorded calls give: other scalars
-        # are parts of masks and positions, or a mean of token numbers.
+        # Without one, it comes after all that the model gives, and is made by a loss function or of what recorded calls
+        # give: other scalars are parts of masks and positions, or a mean of token numbers.
         last = int(call[outermost].max(initial=NONE))
         taken = (flow.role == INPUT) & (flow.target_source != NONE) & (flow.of_row >= 0)
-        derived = scalar & np.isin(call, flow.of_row[taken]) & (call > (flow.start[last] if last != NONE else NONE))
+        made = flow.each_call(lambda op: operation_of(op).family == Family.LOSS)[call] | np.isin(call, flow.of_row[taken])
+        derived = scalar & made & (call > (flow.start[last] if last != NONE else NONE))
+        derived &= flow.length == 0  # a vector of one element is one of many that happens to be alone: a box, a token
     return {
         LOSS: np.flatnonzero(derived)[-1:],
         "outputs": np.flatnonzero(outermost),
@@ -371,13 +381,16 @@ def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     return elements.fill_null(0.0).to_numpy().astype(np.float64), lengths.fill_null(0).to_numpy().astype(np.int64)
 
 
-def _marks(pairs: pl.DataFrame, side: str, elements: Floats) -> NDArray[np.uint64]:
-    """One word per row; equal words mean equal values, whatever their layout."""
+def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = True) -> NDArray[np.uint64]:
+    """One word per row; equal words mean equal values, whatever their layout; but for powers of two, if so wanted."""
     digests = pairs[f"{side}_digest"]
     if digests.null_count() < len(digests):
         return digests.hash().to_numpy()
     with np.errstate(over="ignore"):
         high, low, norm = (pairs[f"{side}_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "norm"))
+        if not powers:
+            largest = np.frexp(np.fmax(np.abs(high), np.abs(low)))[1]
+            high, low, norm = (np.ldexp(stat, -largest) for stat in (high, low, norm))
         # A norm that was added up in another order differs in its last digits.
         with np.errstate(invalid="ignore", divide="ignore"):
             size = np.nan_to_num(np.round(np.log2(np.abs(norm)) * 512))
@@ -498,11 +511,8 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
-    # Two draws from other probabilities may be the same by chance, and so may be the best of other scores: what a token
-    # is drawn from or chosen by is a result. Where there is a way back, predictions are counted, also those of padding.
+    # Two draws from other probabilities may be the same by chance: what a token is drawn from is a result.
     drawn = flow.each_call(lambda op: op.body == "multinomial") & ~flow.updates
-    if not backward.any():
-        drawn |= flow.each_call(lambda op: op.body == "argmax") & (flow.parent == NONE)
     state |= (flow.role <= PARAMETER) & flow.spread(sent | silent | drawn)
     gradients = flow.role == GRADIENT
     seen = _read_by_optimizer(flow, facts)
@@ -533,11 +543,13 @@ def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
 
 
 def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -> Bools:
-    """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well.
+    """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well, and what is
+    made of it (boxes, scores).
 
     A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
     before it is padding. A model that is called again and again, for one token after another, gives a result each time,
-    until a token flips within rounding: that leads to others.
+    until a token flips within rounding: that leads to others. The best of other scores may be the same by chance: what
+    a token or a box is chosen by is a result.
     """
     outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
     last = np.flatnonzero(outermost).max(initial=NONE)
@@ -547,9 +559,12 @@ def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -
         return np.zeros(len(flow.role), dtype=bool)
     model = flow.ops[last]
     called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
-    called[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(called)) :] = False
-    given: Bools = flow.spread(called) & (flow.role == OUTPUT)
-    return given
+    outside = (flow.parent == NONE) & (np.arange(len(flow.ops)) > np.argmax(outermost)) & ~outermost
+    chooses = outside & flow.each_call(lambda op: op.body in _CHOOSES)
+    for calls in (called, outside, chooses):
+        calls[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(calls)) + (calls is chooses) :] = False
+    given: Bools = (flow.spread(called) | (flow.spread(outside) & ~flow.read & ~facts.integer)) & (flow.role == OUTPUT)
+    return given | (flow.spread(chooses) & (flow.role == INPUT))
 
 
 def clipping(pairs: pl.DataFrame) -> str:

@@ -128,14 +128,19 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
+        _on_the_way_in(flow, values, grain, depth, furthest),
     )
+    local = np.fmax(local, _zero_in_theory(pairs, flow, values, depth * grain, operands.silent[row_call] == 1))
     if furthest:
         local = np.hypot(local, np.where(output, hidden_drift(pairs, flow, furthest)[row_call] * values.norm, 0.0))
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
-    inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
+    source = np.maximum(flow.source, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a loss scale that was divided by
+        ratio = np.where(flow.updates[np.maximum(flow.of_row, 0)], values.norm / values.norm[source], 1.0)
+    inherited = values.distance[source] * np.where(np.isfinite(ratio), ratio, 1.0)
+    inherited = np.where(flow.source != NONE, inherited, between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
@@ -277,11 +282,8 @@ def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats,
     return rounding
 
 
-def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float, silent: Bools) -> Floats:
-    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass.
-
-    ``silent``: the gradient of this call's parameter is known to be rounding.
-    """
+def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
+    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
     # A parameter is as it was stored, or rounded once; a function may be given it in a finer type.
@@ -293,13 +295,24 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     if furthest:  # a parameter that began as zero is nothing but updates: its size is not what counts
         usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
         lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
-    # Of optimizer.json: a gradient that is nothing beside all the others together (of a bias before a normalisation, of
-    # the keys' bias) is zero in theory, and what is there is rounding.
-    given = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT) & (epsilon > 0)
+    return lost
+
+
+def _zero_in_theory(
+    pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats, silent: Bools
+) -> Floats:
+    """A parameter's gradient that is nothing beside all the others together (of a bias before a normalisation, of the
+    keys' bias) is zero in theory, and what is there is rounding: where it is made, where it is read.
+
+    ``silent``: the gradient of this call's parameter is known to be rounding.
+    """
+    seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT)
+    given = seen | (pairs["g_role"] == GRADIENT).fill_null(value=False).to_numpy()
     sizes = np.nan_to_num(values.norm)
-    total = float(np.linalg.norm(sizes[given]))
-    nothing = given & ((sizes <= NOTHING * total) | silent)
-    return np.where(nothing, np.fmax(lost, np.fmax(4 * sizes, ROUNDING * depth * grain * total)), lost)
+    total = max(float(np.linalg.norm(sizes[given & of])) for of in (seen, ~seen))
+    nothing = given & ((sizes <= NOTHING * total) | (seen & silent))
+    nothing |= flow.spread(flow.updates) & (flow.role == INPUT) & np.isin(flow.marks[1], flow.marks[1][nothing])
+    return np.where(nothing, np.fmax(4 * sizes, ROUNDING * gathered * total), 0.0)
 
 
 def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:

@@ -154,6 +154,17 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
+_ORDERS = frozenset({
+    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax",
+    "cummin",
+})  # fmt: skip
+
+
+def orders(op: OpName) -> bool:
+    """Whether a call puts values in order, or picks by their order, and gives their places."""
+    return not op.is_module and op.body.rpartition(".")[2].strip("_").lower() in _ORDERS
+
+
 @lru_cache(maxsize=4096)
 def _of_name(body: str) -> Operation:
     name = body.rpartition(".")[2]
@@ -205,7 +216,8 @@ def hidden_precision(settings: dict[str, Any]) -> float:
 _KINKED = frozenset({
     "relu", "relu6", "leaky_relu", "leakyrelu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid", "threshold",
     "abs", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin", "max_pool1d",
-    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "hardshrink", "softshrink",
+    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "hardshrink", "softshrink", "l1_loss", "l1loss",
+    "triplet_margin_loss", "tripletmarginloss", "margin_ranking_loss", "marginrankingloss",
 })  # fmt: skip
 
 

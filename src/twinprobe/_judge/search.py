@@ -381,7 +381,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         return
     ends = ends_of(flow, facts) & (noise.matters | facts.whole)
     ends |= predictions(flow, facts, noise.abnormal, noise.flips) & (noise.matters | (facts.shape & facts.matched))
-    ends &= ~facts.part  # what reads the place that both have tells
+    ends &= ~facts.part & ~_unused(flow, noise, facts)  # what reads the place that both have tells
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
     back = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD)).max(initial=NONE)

@@ -128,10 +128,12 @@ def _note_gaps(work: Workspace) -> None:
 
 
 def _forget_chance_hits(work: Workspace) -> None:
-    """Two models that have nothing in common still have calls of one name: without modules these mean nothing."""
+    """Two models that have nothing in common still have calls of one name, and an optimizer: without modules these mean
+    nothing."""
     trees = work.target.tree, work.golden.tree
     if all(tree.modules for tree in trees) and not any(
-        trees[0].is_module[link.target[0]] and trees[1].is_module[link.golden[0]] for link in work.links
+        all(tree.is_module[one] and tree.cls[one] for tree, one in zip(trees, (target[0], golden[0]), strict=True))
+        for target, golden in ((link.target, link.golden) for link in work.links)
     ):
         work.give_up()
 
