@@ -424,16 +424,17 @@ def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
     return hidden
 
 
-def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
+def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
     """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
     further apart than noise comes: scores that were masked out are no longer there to choose. Among equal values a
-    kernel takes any: places that differ where the values in order are the same are those of ties."""
+    kernel takes any: places that differ where the values in order are the same are those of ties. What one run alone
+    has has no partner to flip against."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
     unsure[flow.of_row[inputs & far]] = False
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    whole = outputs & (values.epsilon == 0) & (values.elements > 0)
+    whole = matched & outputs & (values.epsilon == 0) & (values.elements > 0)
     other = values.error != 0
     tied = np.append(flow.each_call(lambda op: op.direction == FORWARD and orders(op)), False)
     tied[flow.of_row[(flow.role == INPUT) & (values.elements > 0) & other]] = False

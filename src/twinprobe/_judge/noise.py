@@ -167,8 +167,10 @@ def expected_errors(
             (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
+    matched = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
     return Noise(
-        error, expected, times, values.grain, abnormal, matters, far, values.masked, flips_of(flow, values, far),
+        error, expected, times, values.grain, abnormal, matters, far, values.masked,
+        flips_of(flow, values, far, matched),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
 
