@@ -17,6 +17,7 @@ import numpy as np
 
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._judge.deviation import product_types
+from twinprobe._judge.operations import hidden_precision
 from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import chunk_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, parse_op
@@ -408,8 +409,9 @@ def gradient_precision(dumps: Iterable[Path]) -> tuple[float, str]:
     """
     for file in dumps:
         with suppress(TwinProbeError):
-            table = open_run(file).table
-            products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
+            table = (run := open_run(file)).table
+            computed = product_types(table["name"], table["dtype"])
+            products = max(hidden_precision(run), *map(epsilon, computed), 0.0)
             reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
             types = {*reduced["dtype"].unique().to_list(), *reduced_types(file.parent / LAYOUT_FILE)}
             dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in types}
