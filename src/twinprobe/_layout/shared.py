@@ -535,16 +535,22 @@ def own_norms(whole: Whole) -> list[str]:
     return []
 
 
-def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int]) -> list[str]:
-    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of."""
-    factors = every[np.abs(every - 1) >= _SAME_FACTOR]
+def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: float) -> list[str]:
+    """Whether the norms of gradients that differ are one multiple of golden's, in words with the sizes that it is of.
+
+    ``precision``: that of the gradients, to which norms are rounded.
+    """
+    close = max(_SAME_FACTOR, precision)
+    factors = every[np.abs(every - 1) >= close]
     usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
-    if not usual or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+    if not usual or np.mean(np.abs(factors / usual - 1) < close) < _MOST_GRADIENTS:
         return []
-    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
-    told = f", as many as {' and '.join(why)}" if why else ""
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < close]
+    told = f", as many as {' or '.join(why)}" if why else ""
     if few := len(factors) < _MOST_GRADIENTS * len(every):
         told += ", the others agree"
     count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
+    digits = 4 if precision < _SAME_FACTOR else 2
     # Where not all differ, only a number of ranks is no chance.
-    return [f"the gradients of {count} parameters are {usual:.4g} times golden's{told}"] if why or not few else []
+    said = f"the gradients of {count} parameters are {usual:.{digits}g} times golden's{told}"
+    return [said] if why or not few else []
