@@ -23,9 +23,15 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE
 from twinprobe._judge.operations import ADAPTIVE
-from twinprobe._judge.origin import Divergence, Summary, update_of_one_run
+from twinprobe._judge.origin import (
+    PARAMETER_GRADIENTS,
+    UPDATED_PARAMETERS,
+    Divergence,
+    Summary,
+    update_of_one_run,
+)
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._layout.ranks import micro_batches, passes_of
 from twinprobe._layout.shared import one_factor
