@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds.by_statistics import Kind
+from twinprobe._judge.kinds.recorded import Kind
 from twinprobe._judge.kinds.by_tensors import tensor_cause, tensor_kinds
 
 Array = NDArray[Any]

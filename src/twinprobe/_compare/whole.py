@@ -25,8 +25,7 @@ from twinprobe._compare.updates import (
     silent_parts,
 )
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
-from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, recorded_sizes, unlike_types

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, behind_norms, flips_of, gave_inside, values_of
 from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
-from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.flow import NONE, Flow, elements_apart
 from twinprobe._judge.operations import (
     OTHER_MODULE,
     RUNNING_MEAN,
@@ -119,6 +119,7 @@ def expected_errors(
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
+    flow = elements_apart(flow, pairs)
     operands = Operands(pairs, flow, values, settings, noisy)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched, few)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
@@ -128,17 +129,15 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, furthest, operands.silent[row_call] == 1),
+        _on_the_way_in(flow, values, grain, depth, furthest),
     )
+    local = np.fmax(local, _zero_in_theory(pairs, flow, values, depth * grain, operands.silent[row_call] == 1))
     if furthest:
         local = np.hypot(local, np.where(output, hidden_drift(pairs, flow, furthest)[row_call] * values.norm, 0.0))
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
-    inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
-    # Nothing before explains a parameter, nor a value that was saved by itself.
-    inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
-    allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
+    allowed = np.hypot(local, np.where(output, carried[row_call], _inherited(flow, values, between)))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
     allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
@@ -168,10 +167,23 @@ def expected_errors(
             (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
+    matched = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
     return Noise(
-        error, expected, times, values.grain, abnormal, matters, far, values.masked, flips_of(flow, values, far),
+        error, expected, times, values.grain, abnormal, matters, far, values.masked,
+        flips_of(flow, values, far, matched),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
+
+
+def _inherited(flow: Flow, values: Values, between: Floats) -> Floats:
+    """How far off inputs were where they were made, as a distance, or else what arrived around them (``between``)."""
+    source = np.maximum(flow.source, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # an optimizer's gradients may have lost a scale since
+        ratio = np.where(flow.updates[np.maximum(flow.of_row, 0)], values.norm / values.norm[source], 1.0)
+    made = values.distance[source] * np.where(np.isfinite(ratio), ratio, 1.0)
+    # Nothing before explains a parameter, nor a value that was saved by itself.
+    alone = (flow.parameter & (flow.source == NONE)) | (flow.role == POINT)
+    return np.where(alone, 0.0, np.where(flow.source != NONE, made, between))
 
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
@@ -275,11 +287,8 @@ def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats,
     return rounding
 
 
-def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float, silent: Bools) -> Floats:
-    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass.
-
-    ``silent``: the gradient of this call's parameter is known to be rounding.
-    """
+def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
+    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
     # A parameter is as it was stored, or rounded once; a function may be given it in a finer type.
@@ -291,13 +300,22 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     if furthest:  # a parameter that began as zero is nothing but updates: its size is not what counts
         usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
         lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
-    # Of optimizer.json: a gradient that is nothing beside all the others together (of a bias before a normalisation, of
-    # the keys' bias) is zero in theory, and what is there is rounding.
-    given = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT) & (epsilon > 0)
+    return lost
+
+
+def _zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats, silent: Bools) -> Floats:
+    """A parameter's gradient that is nothing beside all the others together (of a bias before a normalisation, of the
+    keys' bias) is zero in theory, and what is there is rounding: where it is made, where it is read.
+
+    ``silent``: the gradient of this call's parameter is known to be rounding.
+    """
+    seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT)
+    given = seen | (pairs["g_role"] == GRADIENT).fill_null(value=False).to_numpy()
     sizes = np.nan_to_num(values.norm)
-    total = float(np.linalg.norm(sizes[given]))
-    nothing = given & ((sizes <= NOTHING * total) | silent)
-    return np.where(nothing, np.fmax(lost, np.fmax(4 * sizes, ROUNDING * depth * grain * total)), lost)
+    total = max(float(np.linalg.norm(sizes[given & of])) for of in (seen, ~seen))
+    nothing = given & ((sizes <= NOTHING * total) | (seen & silent))
+    nothing |= flow.spread(flow.updates) & (flow.role == INPUT) & np.isin(flow.marks[1], flow.marks[1][nothing])
+    return np.where(nothing, np.fmax(4 * sizes, ROUNDING * gathered * total), 0.0)
 
 
 def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
@@ -553,7 +571,7 @@ class Operands:
             self.norm * steep,
         )
         ones = np.where(self.one & ~self.backward & (self.fine <= 2 * FLOAT32), np.sqrt(self.size), 0.0)
-        # A call for a list (an optimizer's, say) adds nothing up across its elements: each is as large as it is.
+        # What an optimizer adds to elements of a list is multiplied by its rate first: they are as large as they are.
         largest: Floats = np.where(self.listed, 0.0, np.fmax(np.fmax(scale, self.norm), ones))
         return largest
 

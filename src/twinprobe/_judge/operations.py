@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.names import OpName
+from twinprobe._runs.names import LISTS, OpName
 
 if TYPE_CHECKING:
     import polars as pl
@@ -154,10 +154,21 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
+_ORDERS = frozenset({
+    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax",
+    "cummin",
+})  # fmt: skip
+
+
+def orders(op: OpName) -> bool:
+    """Whether a call puts values in order, or picks by their order, and gives their places."""
+    return not op.is_module and op.body.rpartition(".")[2].strip("_").lower() in _ORDERS
+
+
 @lru_cache(maxsize=4096)
 def _of_name(body: str) -> Operation:
     name = body.rpartition(".")[2]
-    bare = name.strip("_").lower()
+    bare = name.removeprefix(LISTS).strip("_").lower()
     known = _BY_NAME.get(bare)
     if known is None and name.startswith("__") and bare[:1] in ("i", "r"):  # __iadd__, __rmul__
         known = _BY_NAME.get(bare[1:])
@@ -205,7 +216,8 @@ def hidden_precision(settings: dict[str, Any]) -> float:
 _KINKED = frozenset({
     "relu", "relu6", "leaky_relu", "leakyrelu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid", "threshold",
     "abs", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin", "max_pool1d",
-    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "hardshrink", "softshrink",
+    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "hardshrink", "softshrink", "l1_loss", "l1loss",
+    "triplet_margin_loss", "tripletmarginloss", "margin_ranking_loss", "marginrankingloss",
 })  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinprobe._align.calls import Shape, Side, dims
+from twinprobe._align.calls import RunCalls, Shape, dims
 from twinprobe._align.links import NONE
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
@@ -22,7 +22,7 @@ _BUCKETS = 25  # of a norm, for each factor of e: wider than what rounding moves
 class Fingerprints:
     """The rows of a run by call and role, and their statistics as numbers (NaN where unknown)."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunCalls) -> None:
         self.side = side
         table = side.run.table
         self.stats: NDArray[np.float64] = np.stack([table[stat].to_numpy() for stat in STATS], axis=1)
@@ -119,6 +119,7 @@ def merged(stats: Array, sizes: Array) -> tuple[float, float, float, float]:
 
 # Rounding to bfloat16 moves a value by 2**-8 of itself at most; sums of them move less.
 TOLERANCE = 1e-2
+_NEAR = 1e-3  # of a norm: where one is nearer than this, others are other values
 _FEW = 24  # so many rows are compared one by one faster than all at once
 
 
@@ -165,11 +166,13 @@ def reordered(one: Fingerprints, rows: ArrayLike, other: Fingerprints, others: A
 
 def best_partner(one: Fingerprints, row: int, other: Fingerprints, others: Iterable[int]) -> int:
     """The first of these rows that holds the same values; NONE where there is none. One with the elements in another
-    order is taken only where no other fits."""
+    order is taken only where no other fits, and one that is clearly further off only where no other is nearer."""
     agree = [partner for partner in others if row_values_agree(one, row, other, partner)]
     if len(agree) > 1:
-        elsewhere = reordered(one, [row] * len(agree), other, agree)
-        agree.sort(key=dict(zip(agree, elsewhere.tolist(), strict=True)).__getitem__)
+        elsewhere = dict(zip(agree, reordered(one, [row] * len(agree), other, agree).tolist(), strict=True))
+        norm = one.stats[row, 3]
+        apart = {partner: abs(other.stats[partner, 3] - norm) > _NEAR * norm for partner in agree}
+        agree.sort(key=lambda partner: (elsewhere[partner], apart[partner]))
     return agree[0] if agree else NONE
 
 
