@@ -182,20 +182,22 @@ def test_one_wrong_copy_of_four_is_named_in_the_optimizer_too(
     assert "rank 3's replica differs from the others" in found["step0/optimizer"]["first"]["sentence"]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("wrong", [(0,), (0, 1)])
 def test_a_shard_of_other_numbers_with_the_same_statistics(
-    wrong: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wrong: tuple[int, ...], replicas: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where all ranks have golden's numbers in another order, the parameter may be a fused one."""
     words, weight = random(1, 16, 8), random(2, 64, 8)
     up = "Module.mlp.up.Linear.forward.0"
     record(tmp_path / "g" / "step0" / "proc1", {up: {"input.0": words, "parameters.weight": weight,
                                                      "output.0": words @ weight.T}})  # fmt: skip
-    for rank, own in enumerate(np.split(weight, 2)):
-        held = own[::-1] if rank in wrong else own
-        calls = {"input.0": words, "parameters.weight": held, "output.0": words @ own.T * np.float32(1.5)}
+    for rank in range(2 * replicas):
+        own, part = np.split(weight, 2)[rank % 2], np.split(words, replicas)[rank // 2]
+        held = own[::-1] if rank % 2 in wrong else own
+        calls = {"input.0": part, "parameters.weight": held, "output.0": part @ own.T * np.float32(1.5)}
         record(tmp_path / "t" / "step0" / f"rank{rank}", {up: calls})
-    first = compared(tmp_path, capsys, "tp=2")["step0/whole"]["first"]
+    first = compared(tmp_path, capsys, f"tp=2,dp={replicas}")["step0/whole"]["first"]
     assert ("rank 0 has other numbers there" in first["sentence"]) == (wrong == (0,))
 
 

@@ -285,7 +285,7 @@ def _other_shard(comparison: Comparison, rows: list[int]) -> Comparison:
         name = pairs["t_name"][row]
         said = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{name}: ")]
         op, _, parameter = name.rpartition(".parameters.")
-        if op and any("shard" in text and "perhaps" not in text for text in said):
+        if op and any(text.endswith("shard differs") for text in said):
             words = "; ".join([f"parameters.{parameter}: the parameter differs", *said])
             first = Divergence(op, name, pairs["g_name"][row], "", {}, {}, None, words, "injected", row,
                                parse_op(op).body, f"parameters.{parameter}", OUTSIDE)  # fmt: skip

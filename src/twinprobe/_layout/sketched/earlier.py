@@ -81,11 +81,10 @@ def _other_numbers(whole: Whole, row: int, golden: Run, partner: int) -> str:
 
     A fused parameter lies in another order on all ranks. After a step, noise may have moved a parameter.
     """
-    pieces = whole.pieces_of(row)
     if whole.step != 0 or max(whole.ways.get(row, (-1,))) < 0 or any(whole.placements_of(row)):
         return ""
     ranks = other_data(whole, row, golden, partner)
-    if not ranks or len(ranks) == len(pieces):
+    if not ranks or len(ranks) >= whole.layout.tp:
         return ""
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)} {'have' if len(ranks) > 1 else 'has'} other numbers there"
 
