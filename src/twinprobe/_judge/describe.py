@@ -225,12 +225,14 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
     if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
         return f"the parameter{named.removeprefix('it')}" if proven == "parameter" else named
-    if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
-        return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
-    if beginning.cause == OUTPUT_DIFFERS:  # a parameter that no row shows to differ: stored otherwise, in one run only
-        by = next((kind.sentence for kind in kinds if kind.name == "parameter" and kind.confidence >= 0.9), "")
+    if beginning.cause == OUTPUT_DIFFERS:
+        what = _BY_ARGUMENT
+        by = kinds[0].sentence if kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9 else ""
+        if not by:  # a parameter that no row shows to differ: stored otherwise, in one run only
+            what = RULES["injected_by_parameter"].words.removesuffix(": injected here")
+            by = next((kind.sentence for kind in kinds if kind.name == "parameter" and kind.confidence >= 0.9), "")
         if by:
-            return f"{RULES['injected_by_parameter'].words.removesuffix(': injected here')}: {by}"
+            return f"{what}: {by}"
     parts = judged.reason[beginning.row].split("; ")
     grouped = "group" in pairs.columns and pairs["group"][beginning.row] is not None
     other_calls = bool(kinds) and kinds[0].name in ("function", "extra", "missing")

@@ -153,9 +153,7 @@ def expected_errors(
     allowed = np.hypot(allowed, finest * values.norm)
     allowed = allowed if operands.updates is None else operands.updates.of_vectors(pairs, flow, values, allowed)
     small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
-    allowed *= small
-    if measured is not None:
-        allowed = np.fmax(allowed, _pooled(pairs, values, measured) * values.norm)
+    allowed = np.fmax(allowed * small, 0.0 if measured is None else _pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(unknown, np.nan, np.where(values.distance == 0, 0.0, values.distance / allowed))
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
