@@ -28,7 +28,7 @@ from twinprobe._compare.updates import (
 )
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,
@@ -56,7 +56,7 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import NO_UPDATE, SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
-from twinprobe._layout.sketched.earlier import ON_RANKS, earlier_value, moved
+from twinprobe._layout.sketched.earlier import ON_RANKS, cut_through, earlier_value, moved
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
@@ -272,7 +272,7 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
         return comparison
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
     if update is None or update.argument != "parameters.before":
-        return comparison
+        return _other_shard(comparison, np.flatnonzero(differs).tolist())
     known = bare_path(update.op.removeprefix(OPTIMIZER).rsplit(".", 3)[0])
     for row in np.flatnonzero(differs).tolist():
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
@@ -282,6 +282,22 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
             own = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{pairs['t_name'][row]}: ")]
             first = moved(update, op, f"parameters.{name}", pairs["g_name"][row], row, module, "; ".join([said, *own]))
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
+            return replace(comparison, summary=replace(summary, first=first, notes=notes))
+    return comparison
+
+
+def _other_shard(comparison: Comparison, rows: list[int]) -> Comparison:
+    """The comparison with a parameter that differs on some ranks alone before the first step, as no rounding does."""
+    summary, pairs = comparison.summary, comparison.evidence.pairs
+    for row in rows:
+        name = pairs["t_name"][row]
+        said = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{name}: ")]
+        op, _, parameter = name.rpartition(".parameters.")
+        if op and any(text.endswith("shard differs") for text in said):
+            words = "; ".join([f"parameters.{parameter}: the parameter differs", *said])
+            first = Divergence(op, name, pairs["g_name"][row], "", {}, {}, None, words, "injected", row,
+                               parse_op(op).body, f"parameters.{parameter}", OUTSIDE)  # fmt: skip
+            notes = [note for note in summary.notes if not note.startswith(f"{name} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
 
@@ -411,6 +427,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
         said += [f"made by {alone} alone"] if alone and not factor else []
         said += [*factor, *_biases(comparison, first)]
+        said = said or [text for text in [cut_through(first, *runs, comparison.evidence.pairs)] if text]
         said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]
     if first is not None and said:
         first = replace(first, sentence="; ".join([first.sentence, *said]))
@@ -465,7 +482,8 @@ def _before_the_gradients(comparison: Comparison) -> Divergence | None:
             row, name = names[0]
             other, *norms = (pairs[column][row] for column in ("g_name", "t_norm", "g_norm"))
             op = name.removesuffix(f".{argument}")
-            sentence = f"{argument}: {said}: norm {norms[0]:.4g} against {norms[1]:.4g}"
+            size = "" if None in norms else f": norm {norms[0]:.4g} against {norms[1]:.4g}"
+            sentence = f"{argument}: {said}{size}"
             return moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
     return None
 

@@ -461,17 +461,18 @@ class _Side:
     ) -> tuple[list[Piece], Any]:
         """Copies that differ: the finding, and the copy that is farthest from the other side's value stands for all."""
         at = AXES.index(axis)
-        lines, rest = along(blocks, at), tuple(COPIES if one == at else dim for one, dim in enumerate(way))
+        held = self.optimizer or self.whole.table["role"][row] == PARAMETER  # copies along all axes that are left over
+        axes = {at, *(one for one, dim in enumerate(way) if held and dim == SUM)}
+        lines, rest = along(blocks, at), tuple(COPIES if one in axes else dim for one, dim in enumerate(way))
         groups = [group for group in lines if not same(group)] or lines[:1]
-        if max(rest) >= 0 and SUM not in rest and not self.members:
+        if max(rest) >= 0 and axes == {at} and not self.members:
             # What each copy makes with the parts beside it can be compared with the other side's value.
-            sides = [put_together([line[place] for line in lines], rest, arithmetic) for place in range(len(lines[0]))]
-            self.members = {piece.rank: tuple(group[place].rank for group in groups)
-                            for place, piece in enumerate(groups[0])}  # fmt: skip
-            if None not in sides:
-                groups = [[piece._replace(stats=side.stats) for piece, side in zip(groups[0], sides, strict=True)]]  # type: ignore[union-attr]
+            sides = [put_together(line, rest, arithmetic) for line in zip(*lines, strict=True)]
+            self.members = {own[0].rank: tuple(one.rank for one in own) for own in zip(*groups, strict=True)}
+            known = [(piece, side.stats) for piece, side in zip(groups[0], sides, strict=True) if side is not None]
+            groups = [[piece._replace(stats=stats) for piece, stats in known]] if None not in sides else groups
         odd = self._report(row, partner, groups)
-        return [block for block in blocks if block.place[at] == odd.place[at]], rest
+        return [block for block in blocks if all(block.place[one] == odd.place[one] for one in axes)], rest
 
     def _one_of_each(
         self, row: int, partner: int | None, groups: list[list[Piece]], way: Any, gradient: bool
@@ -496,8 +497,7 @@ class _Side:
             return found or (sum_and_bias(self.whole, row, goal, group) if goal is not None else "")
 
         said, odd = odd_copies(groups, goal, self.members, parts_of)
-        if NOTHING in said and self.reduced:  # the parts of some ranks went into a sum as they are
-            said = other_parts(self.whole, groups[0], said)
+        said = other_parts(self.whole, groups[0], said) if NOTHING in said and self.reduced else said
         if said and partner is not None and len(self.whole.findings) < 1000:
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return odd

@@ -257,18 +257,11 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     Block by block, their norms are those of golden's rows, but of those of another rank, or of the other half of a
     fused parameter. Only what is found elsewhere is told: a parameter may be fused in ways that nobody knows.
     """
-    pieces, way = whole.pieces_of(row), whole.ways.get(row, ())
-    tp, goal = len(pieces), sketch_of(other, other.table["name"][partner])
-    cut = len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0 and tp == whole.layout.tp
-    if not cut or goal is None or BLOCKS % (2 * tp) or isinstance(other, Whole):
+    known = _shards_and_goal(whole, row, other, partner)
+    if known is None:
         return ""
-    own = sketches_of(whole, row)
-    if any(one is None or one["flags"] & SHARD or one["count"] * tp != goal["whole"] for one in own):
-        return ""
-    if any(BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *own)):  # blocks of equal lengths
-        return ""
-    golden = goal["block_norm"].astype(np.float64) ** 2
-    shards = [(one["block_norm"].astype(np.float64) ** 2).reshape(-1, tp).sum(axis=1) for one in own]
+    (shards, golden), pieces = known, whole.pieces_of(row)
+    tp = len(shards)
     halves = [tuple(_places(half, golden) for half in np.split(shard, 2)) for shard in shards]
     found = [_places(shard, golden) for shard in shards]
     if min(found) < 0:  # of a fused parameter each rank has a part of both halves
@@ -281,6 +274,29 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     if not turned or len(turned) + len(straight) < tp:
         return ""
     return f"rank {numbers_of([pieces[at].rank for at in turned])} has the halves of its shard in the other order"
+
+
+def in_one_stretch(whole: Whole, row: int, other: Run, partner: int) -> bool:
+    """Whether each rank has one stretch of golden's rows, in the order of the ranks."""
+    known = _shards_and_goal(whole, row, other, partner)
+    return known is not None and [_places(shard, known[1]) for shard in known[0]] == [*range(len(known[0]))]
+
+
+def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[Any], NDArray[np.float64]] | None:
+    """The squared norms of as many blocks of each shard of a parameter as golden has in such a part, and golden's."""
+    pieces, way = whole.pieces_of(row), whole.ways.get(row, ())
+    tp, goal = len(pieces), sketch_of(other, other.table["name"][partner])
+    cut = len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0 and tp == whole.layout.tp
+    if not cut or goal is None or BLOCKS % (2 * tp) or isinstance(other, Whole):
+        return None
+    own = sketches_of(whole, row)
+    if any(one is None or one["flags"] & SHARD or one["count"] * tp != goal["whole"] for one in own):
+        return None
+    if any(BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *own)):  # blocks of equal lengths
+        return None
+    golden = goal["block_norm"].astype(np.float64) ** 2
+    shards = [(one["block_norm"].astype(np.float64) ** 2).reshape(-1, tp).sum(axis=1) for one in own]
+    return shards, golden
 
 
 def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from twinprobe._align.calls import dims
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import misplaced, numbers_of, other_data
+from twinprobe._layout.wrong_ranks import in_one_stretch, misplaced, numbers_of, other_data
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
 
@@ -80,10 +81,37 @@ def _other_numbers(whole: Whole, row: int, golden: Run, partner: int) -> str:
 
     A fused parameter lies in another order on all ranks. After a step, noise may have moved a parameter.
     """
-    pieces = whole.pieces_of(row)
     if whole.step != 0 or max(whole.ways.get(row, (-1,))) < 0 or any(whole.placements_of(row)):
         return ""
     ranks = other_data(whole, row, golden, partner)
-    if not ranks or len(ranks) == len(pieces):
+    if not ranks or len(ranks) >= whole.layout.tp:
         return ""
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)} {'have' if len(ranks) > 1 else 'has'} other numbers there"
+
+
+def cut_through(first: Divergence, target: Run, golden: Run, pairs: pl.DataFrame) -> str:
+    """Whether a projection that seems to be two in one is cut into as many stretches as there are ranks, in words.
+
+    What differs first is half as wide as what the module before it gives, whose outputs agree: each rank halves its
+    own part, and the first ranks have nothing but the first half.
+    """
+    if not isinstance(target, Whole) or isinstance(golden, Whole) or target.layout.tp < 2:
+        return ""
+    row = pairs.filter(pairs["t_name"] == (first.row or ""))
+    around = first.op if first.row and not first.row.startswith(f"{first.op}.") else target.parents.get(first.op)
+    shape = dims(row["g_shape"][0]) if row.height else None
+    if not shape or around is None:
+        return ""
+    held = pairs["t_name"].str.contains(".parameters.", literal=True) & pairs["t_row"].is_not_null()
+    rows = pairs.with_row_index("order").filter(held & pairs["g_row"].is_not_null())
+    for order, own, partner, name in reversed(rows.select("order", "t_row", "g_row", "t_name").rows()):
+        op, _, parameter = name.rpartition(".parameters.")
+        goal = dims(golden.table["shape"][partner])
+        if order > first.order or target.parents.get(op) != around or not goal or len(goal) != 2:
+            continue
+        if goal[0] != 2 * shape[-1] or not in_one_stretch(target, own, golden, partner):
+            return ""
+        ranks = numbers_of(range(target.layout.tp // 2))
+        return (f"each rank has one stretch of {parse_op(op).body}.{parameter}, so that rank {ranks} has the first "
+                "half: if it is two projections in one, each rank needs a part of both")  # fmt: skip
+    return ""
