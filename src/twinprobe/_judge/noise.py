@@ -115,7 +115,8 @@ def expected_errors(
     grain = np.maximum(values.grain, drift / ROUNDING)
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
-    between = arrived(flow, values, few)
+    nothing, total = _zero_in_theory(pairs, flow, values)
+    between = arrived(flow, values, few, nothing)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
@@ -130,7 +131,13 @@ def expected_errors(
         _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
         _on_the_way_in(flow, values, grain, depth, furthest),
     )
-    local = np.fmax(local, _zero_in_theory(pairs, flow, values, depth * grain, operands.silent[row_call] == 1))
+    made = (flow.role == GRADIENT) | (flow.spread(flow.updates) & (flow.role == INPUT))
+    rounding = np.fmax(4 * np.nan_to_num(values.norm), ROUNDING * depth * grain * total)
+    local = np.where(
+        made & (nothing | (_seen_by_optimizer(flow) & (operands.silent[row_call] == 1))),
+        np.fmax(local, rounding),
+        local,
+    )
     if furthest:
         local = np.hypot(local, np.where(output, hidden_drift(pairs, flow, furthest)[row_call] * values.norm, 0.0))
     if step:
@@ -292,21 +299,26 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     return lost
 
 
-def _zero_in_theory(
-    pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats, silent: Bools
-) -> Floats:
-    """A parameter's gradient that is nothing beside all the others together (of a bias before a normalisation, of the
-    keys' bias) is zero in theory, and what is there is rounding: where it is made, where it is read.
-
-    ``silent``: the gradient of this call's parameter is known to be rounding.
-    """
-    seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT)
+def _zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values) -> tuple[Bools, float]:
+    """Gradients of parameters that are nothing beside all the others together (of a bias before a normalisation, of the
+    keys' bias) are zero in theory, and what is there is rounding: where they are made, where they are read, and what an
+    optimiser makes of them. And the size of all gradients together."""
+    seen = _seen_by_optimizer(flow)
     given = seen | (pairs["g_role"] == GRADIENT).fill_null(value=False).to_numpy()
     sizes = np.nan_to_num(values.norm)
     total = max(float(np.linalg.norm(sizes[given & of])) for of in (seen, ~seen))
-    nothing = given & ((sizes <= NOTHING * total) | (seen & silent))
-    nothing |= flow.spread(flow.updates) & (flow.role == INPUT) & np.isin(flow.marks[1], flow.marks[1][nothing])
-    return np.where(nothing, np.fmax(4 * sizes, ROUNDING * gathered * total), 0.0)
+    nothing = np.isin(flow.marks[1], flow.marks[1][given & (sizes <= NOTHING * total)])
+    read = flow.of_row[
+        nothing & (flow.role == INPUT) & flow.spread(flow.updates & ~flow.each_call(lambda op: LISTS in op.body))
+    ]
+    turn = flow.turns[0]
+    nothing |= flow.spread((turn != NONE) & np.isin(turn, turn[read])) & (flow.role != PARAMETER)
+    return nothing, total
+
+
+def _seen_by_optimizer(flow: Flow) -> Bools:
+    seen: Bools = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT)
+    return seen
 
 
 def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:

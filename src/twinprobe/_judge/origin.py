@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools, related_shapes
 from twinprobe._judge.flow import LOSS, NONE, PARAMETER_GRADIENTS, grouped_calls, result_rows
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import BACKWARD, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
@@ -53,7 +53,7 @@ class Calls:
     from_outside: Bools
     injected: Bools
     gives: Bools
-    """Calls with recorded outputs."""
+    """Calls with results that are judged by themselves: outputs, or the gradients that a backward call leaves."""
 
     def spread(self, per_call: Bools) -> Bools:
         """A fact of each call, given to each of its rows."""
@@ -101,7 +101,7 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
         from_outside[first] |= bool(inputs[first])
         injected[first] |= bool(bare[first])
     injected |= from_outside
-    gives = np.zeros(count, dtype=bool)
+    gives = np.array([f".{BACKWARD}" in name for name in run.ops], dtype=bool)
     gives[of_row[(role == OUTPUT) & (of_row >= 0)]] = True
     return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected, gives)
 
