@@ -300,19 +300,20 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
 
 
 def _zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values) -> tuple[Bools, float]:
-    """Gradients of parameters that are nothing beside all the others together (of a bias before a normalisation, of the
-    keys' bias) are zero in theory, and what is there is rounding: where they are made, where they are read, and what an
-    optimiser makes of them. And the size of all gradients together."""
+    """Gradients of parameters that are nothing beside all others together (of a bias before a normalisation, of the
+    keys' bias) are zero in theory, and what is there is rounding: where they are made and read, and what an optimiser
+    that takes one parameter after another makes of them. And the size of all gradients together."""
     seen = _seen_by_optimizer(flow)
     given = seen | (pairs["g_role"] == GRADIENT).fill_null(value=False).to_numpy()
+    given &= flow.elements[1] > 0
     sizes = np.nan_to_num(values.norm)
     total = max(float(np.linalg.norm(sizes[given & of])) for of in (seen, ~seen))
-    nothing = np.isin(flow.marks[1], flow.marks[1][given & (sizes <= NOTHING * total)])
-    read = flow.of_row[
-        nothing & (flow.role == INPUT) & flow.spread(flow.updates & ~flow.each_call(lambda op: LISTS in op.body))
-    ]
-    turn = flow.turns[0]
-    nothing |= flow.spread((turn != NONE) & np.isin(turn, turn[read])) & (flow.role != PARAMETER)
+    nothing = given & (sizes <= NOTHING * total)
+    nothing |= np.isin(flow.marks[1], flow.marks[1][nothing & (sizes > 0)])  # zeros are like any others
+    turn, writes = flow.turns
+    if writes.any() and nothing.any() and not seen.any():
+        read = nothing & (sizes > 0) & (flow.role == INPUT) & flow.spread(flow.updates)
+        nothing |= flow.spread((turn != NONE) & np.isin(turn, turn[flow.of_row[read]])) & ~flow.parameter
     return nothing, total
 
 
