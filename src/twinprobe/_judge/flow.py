@@ -302,8 +302,9 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
         # give: other scalars are parts of masks and positions, or a mean of token numbers.
         last = int(call[outermost].max(initial=NONE))
         taken = (flow.role == INPUT) & (flow.target_source != NONE) & (flow.of_row >= 0)
-        made = flow.each_call(lambda op: operation_of(op).family == Family.LOSS)[call] | np.isin(call, flow.of_row[taken])
-        derived = scalar & made & (call > (flow.start[last] if last != NONE else NONE))
+        made = flow.each_call(lambda op: operation_of(op).family == Family.LOSS)
+        made[flow.of_row[taken]] = True
+        derived = scalar & made[call] & (call > (flow.start[last] if last != NONE else NONE))
         derived &= flow.length == 0  # a vector of one element is one of many that happens to be alone: a box, a token
     return {
         LOSS: np.flatnonzero(derived)[-1:],
@@ -555,7 +556,8 @@ def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -
     for calls in (called, outside, chooses):
         calls[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(calls)) + (calls is chooses) :] = False
     given: Bools = (flow.spread(called) | (flow.spread(outside) & ~flow.read & ~facts.integer)) & (flow.role == OUTPUT)
-    return given | (flow.spread(chooses) & (flow.role == INPUT))
+    given |= flow.spread(chooses) & (flow.role == INPUT)
+    return given
 
 
 def clipping(pairs: pl.DataFrame) -> str:
