@@ -240,3 +240,104 @@ class Separate(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([one(x) for one in self.each], -1)
+
+
+@pytest.mark.parametrize(("way", "named"), [("lerp", ""), ("faster", "lerp_")])
+def test_a_moving_average_by_one_call_or_two(way: str, named: str, tmp_path: Path) -> None:
+    """The average hardly moves: what is on the way to it (``mul_``) looks nearly like what ``lerp_`` has made."""
+
+    def train(model: nn.Module, way: str, _: Any) -> None:
+        average = [one.detach().clone() for one in model.parameters()]
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        torch.optim.AdamW(model.parameters(), 1e-3).step()
+        with torch.no_grad():
+            for mean, one in zip(average, model.parameters(), strict=True):
+                if way == "golden":
+                    mean.mul_(0.99).add_(one, alpha=0.01)
+                else:
+                    mean.lerp_(one, 0.1 if way == "faster" else 0.01)
+
+    result = compared(tmp_path, train, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), way)
+    assert named in result.first.op if named else result.agrees, result.summary
+
+
+class Keys(nn.Module):
+    """Attention with projections of its own; no result depends on the bias of the keys."""
+
+    scale_first = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries, keys = self.queries(x), self.keys(x).transpose(-1, -2)
+        scores = (queries * WIDTH**-0.5) @ keys if self.scale_first else queries @ keys * WIDTH**-0.5
+        return x + scores.softmax(-1) @ self.values(x)
+
+
+@pytest.mark.parametrize(("way", "agrees"), [("compiled", True), ("halved", False)])
+def test_a_gradient_that_is_zero_in_theory_is_known_where_one_run_shows_no_parts(
+    way: str, agrees: bool, tmp_path: Path
+) -> None:
+    def train(model: Any, way: str, _: Any) -> None:
+        if way == "halved":
+            model[0].values.bias.register_hook(lambda gradient: gradient / 2)
+        if way != "golden":
+            model[0].scale_first = True
+            model[0] = torch.compile(model[0], backend="eager")
+        functional.cross_entropy(model(torch.randn(4, 12, WIDTH)).mean(1), torch.arange(4)).backward()
+        torch.optim.NAdam(model.parameters(), 1e-3).step()
+
+    result = compared(tmp_path, train, lambda: nn.Sequential(Keys(), nn.Linear(WIDTH, 5)), way)
+    assert (result.first is None) is agrees, result.summary
+
+
+@pytest.mark.parametrize(("way", "named"), [("bfloat16", ""), ("other", "roll")])
+def test_the_derivative_of_an_absolute_value_jumps(way: str, named: str, tmp_path: Path) -> None:
+    def train(model: nn.Module, way: str, _: Any) -> None:
+        x, wanted = torch.randn(64, WIDTH), torch.randn(64, WIDTH)
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "bfloat16"):
+            made = model(x).float()
+        functional.l1_loss(made, wanted.roll(1, 0) if way == "other" else wanted).backward()
+
+    result = compared(tmp_path, train, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), way)
+    assert named in result.first.op if named else result.first is None, result.summary
+
+
+class Words(nn.Module):
+    """Attention over words, of which each sees those before it in its own sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.qkv, self.out = nn.Embedding(30, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 30)
+
+    def forward(self, words: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.table(words)).chunk(3, -1)
+        scores = (q @ k.transpose(-1, -2) * WIDTH**-0.5).masked_fill(~seen, -1e4)
+        return self.out(scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(("way", "agrees"), [("packed", True), ("leaking", False)])
+def test_sentences_one_behind_the_other_or_in_padded_rows(way: str, agrees: bool, tmp_path: Path) -> None:
+    """Where all gradients agree, the words are the same ones, however they are cut, and a loss may be scaled."""
+
+    def train(model: nn.Module, way: str, _: Any) -> None:
+        sentences = [torch.randint(1, 30, (length,)) for length in (5, 8, 6)]
+        following = [functional.pad(one[1:], (0, 1), value=-100) for one in sentences]
+        if way == "golden":
+            words = nn.utils.rnn.pad_sequence(sentences, batch_first=True)
+            labels = nn.utils.rnn.pad_sequence(following, batch_first=True, padding_value=-100)
+            seen = torch.ones(8, 8, dtype=torch.bool).tril()
+            scores = model(words, seen).flatten(0, 1)
+            loss = functional.cross_entropy(scores, labels.flatten(), reduction="sum") / 16
+        else:
+            number = torch.arange(3).repeat_interleave(torch.tensor([5, 8, 6]))
+            seen = torch.ones(19, 19, dtype=torch.bool).tril()
+            seen = seen if way == "leaking" else seen & (number[:, None] == number)
+            loss = functional.cross_entropy(model(torch.cat(sentences)[None], seen)[0], torch.cat(following))
+        loss.backward()
+        torch.optim.AdamW(model.parameters(), 1e-3).step()
+
+    result = compared(tmp_path, train, Words, way)
+    assert (result.first is None) is agrees, result.summary

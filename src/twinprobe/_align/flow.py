@@ -254,7 +254,7 @@ def _list_and_loop(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequen
     (call, *more), calls = (theirs, mine) if turned else (mine, theirs)
     sides = flows[whole].side, flows[single].side
     name = sides[0].callee_of[call].name.rpartition(".")[2]
-    looped = {sides[1].callee_of[op].name.rpartition(".")[2] for op in calls}
+    looped = {sides[1].callee_of[op].name.rpartition(".")[2].removeprefix("vector_") for op in calls}
     if more or not name.startswith(LISTS) or looped != {name.removeprefix(LISTS)}:
         return None
     rows = dict(zip(sides[0].suffixes(call), sides[0].rows(call), strict=True))
@@ -263,6 +263,8 @@ def _list_and_loop(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequen
         for argument, row in zip(sides[1].suffixes(op), sides[1].rows(op), strict=True):
             # A number that the list shares goes with the first call's.
             listed = rows.get(f"{argument}.{index}", None if index else rows.get(argument))
+            if listed is None and sides[1].roles[row] == OUTPUT:  # a list that was made, not written to
+                listed = rows.get(f"{argument.rpartition('.')[0]}.{index}")
             if listed is not None:
                 pair = (row, listed) if turned else (listed, row)
                 found[sides[1].roles[row] == OUTPUT].append(pair)

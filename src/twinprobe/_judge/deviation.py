@@ -447,15 +447,16 @@ def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
 _BETWEEN = 8.0  # roundings that code between recorded calls may add
 
 
-def arrived(flow: Flow, values: Values, few: Floats) -> Floats:
+def arrived(flow: Flow, values: Values, few: Floats, nothing: Bools) -> Floats:
     """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
 
-    ``few``: see ``shown_by_means``.
+    ``few``: see ``shown_by_means``. ``nothing``: rows that are nothing but rounding, of which nothing else is made.
     """
     count = len(flow.ops)
     # What lies under a mask was not compared.
     error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
     error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
+    error[nothing] = 0.0
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
     inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
     given, entered = np.zeros(count), np.zeros(count)

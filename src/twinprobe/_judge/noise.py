@@ -115,7 +115,8 @@ def expected_errors(
     grain = np.maximum(values.grain, drift / ROUNDING)
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
-    between = arrived(flow, values, few)
+    nothing = _zero_in_theory(pairs, flow, values)
+    between = arrived(flow, values, few, nothing[0])
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
@@ -126,14 +127,7 @@ def expected_errors(
     row_call = np.maximum(flow.of_row, 0)
     output = (flow.role == OUTPUT) | (flow.role == GRADIENT)
     depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
-    local = np.where(
-        output,
-        _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, furthest),
-    )
-    local = np.fmax(local, _zero_in_theory(pairs, flow, values, depth * grain, operands.silent[row_call] == 1))
-    if furthest:
-        local = np.hypot(local, np.where(output, hidden_drift(pairs, flow, furthest)[row_call] * values.norm, 0.0))
+    local = _lost_here(pairs, flow, values, operands, grain, depth, furthest, settings, scale, nothing)
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
@@ -285,8 +279,13 @@ def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats,
     return rounding
 
 
-def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
-    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
+def _lost_here(
+    pairs: pl.DataFrame, flow: Flow, values: Values, operands: Operands, grain: Floats, depth: Floats, furthest: float,
+    settings: dict[str, Any], scale: Floats, nothing: tuple[Bools, float],
+) -> Floats:  # fmt: skip
+    """What a call may lose by itself, and what its inputs may have lost between the recorded calls: nothing, a little,
+    or on an optimiser's a backward pass. ``nothing``: see ``_zero_in_theory``."""
+    row_call, output = np.maximum(flow.of_row, 0), (flow.role == OUTPUT) | (flow.role == GRADIENT)
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
     # A parameter is as it was stored, or rounded once; a function may be given it in a finer type.
@@ -298,22 +297,34 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     if furthest:  # a parameter that began as zero is nothing but updates: its size is not what counts
         usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
         lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
+    own = _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call])
+    lost = np.where(output, own, lost)
+    seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER)))
+    made = (flow.role == GRADIENT) | (flow.spread(flow.updates) & (flow.role == INPUT))
+    made &= nothing[0] | (seen & (operands.silent[row_call] == 1))
+    sizes = np.fmax(4 * np.nan_to_num(values.norm), ROUNDING * depth * grain * nothing[1])
+    lost = np.where(made, np.fmax(lost, sizes), lost)
+    if furthest:
+        lost = np.hypot(lost, np.where(output, hidden_drift(pairs, flow, furthest)[row_call] * values.norm, 0.0))
     return lost
 
 
-def _zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats, silent: Bools) -> Floats:
-    """A parameter's gradient that is nothing beside all the others together (of a bias before a normalisation, of the
-    keys' bias) is zero in theory, and what is there is rounding: where it is made, where it is read.
-
-    ``silent``: the gradient of this call's parameter is known to be rounding.
-    """
+def _zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values) -> tuple[Bools, float]:
+    """Gradients of parameters that are nothing beside all others together (of a bias before a normalisation, of the
+    keys' bias) are zero in theory, and what is there is rounding: where they are made and read, and what an optimiser
+    that takes one parameter after another makes of them. And the size of all gradients together."""
     seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT)
     given = seen | (pairs["g_role"] == GRADIENT).fill_null(value=False).to_numpy()
+    given &= flow.elements[1] > 0
     sizes = np.nan_to_num(values.norm)
     total = max(float(np.linalg.norm(sizes[given & of])) for of in (seen, ~seen))
-    nothing = given & ((sizes <= NOTHING * total) | (seen & silent))
-    nothing |= flow.spread(flow.updates) & (flow.role == INPUT) & np.isin(flow.marks[1], flow.marks[1][nothing])
-    return np.where(nothing, np.fmax(4 * sizes, ROUNDING * gathered * total), 0.0)
+    nothing = given & (sizes <= NOTHING * total)
+    nothing |= np.isin(flow.marks[1], flow.marks[1][nothing & (sizes > 0)])  # zeros are like any others
+    turn, writes = flow.turns
+    if writes.any() and nothing.any() and not seen.any():
+        read = nothing & (sizes > 0) & (flow.role == INPUT) & flow.spread(flow.updates)
+        nothing |= flow.spread((turn != NONE) & np.isin(turn, turn[flow.of_row[read]])) & ~flow.parameter
+    return nothing, total
 
 
 def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:

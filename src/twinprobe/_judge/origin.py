@@ -60,7 +60,7 @@ class Calls:
     from_outside: Bools
     injected: Bools
     gives: Bools
-    """Calls with recorded outputs."""
+    """Calls with results that are judged by themselves: outputs, or the gradients that a backward call leaves."""
 
     def spread(self, per_call: Bools) -> Bools:
         """A fact of each call, given to each of its rows."""
@@ -108,7 +108,7 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
         from_outside[first] |= bool(inputs[first])
         injected[first] |= bool(bare[first])
     injected |= from_outside
-    gives = np.zeros(count, dtype=bool)
+    gives = np.array([f".{BACKWARD}" in name for name in run.ops], dtype=bool)
     gives[of_row[(role == OUTPUT) & (of_row >= 0)]] = True
     return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected, gives)
 

@@ -65,6 +65,7 @@ _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
 _TRANSPOSED = 1e-2  # of an input's error: the output of a product does not depend on what differs in it
 _HALF = 0.5
+_EXPLAINED = 2.0  # times what is expected: within noise
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _DEEPEST = 64  # modules around a call that are looked through
 _MOST = 32  # beginnings that are followed, values that are looked at; the first ones are what people read
@@ -383,7 +384,8 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(kept)
     gradients = flow.role == GRADIENT
     compared = bool((gradients & facts.matched).any())
-    if compared and not (ends & ~before).any():
+    made = flow.spread(flow.updates) & (noise.times <= _EXPLAINED)  # of gradients that agree, but for noise
+    if compared and not (ends & ~before & ~made).any():
         ends &= ~before
     chains = _Chains(flow, noise, facts, ends)
     # Noise moves parameters where the loss does not depend on them: such a one shows in nothing but its next update.
