@@ -42,7 +42,7 @@ from twinprobe._judge.search import (
 )
 from twinprobe._judge.verdicts import PASS, RULES, Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
-from twinprobe._runs.names import FORWARD, OPTIMIZER, parse_op
+from twinprobe._runs.names import FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError
@@ -225,12 +225,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
     if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
         return f"the parameter{named.removeprefix('it')}" if proven == "parameter" else named
-    if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
-        return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
-    if beginning.cause == OUTPUT_DIFFERS:  # a parameter that no row shows to differ: stored otherwise, in one run only
-        by = next((kind.sentence for kind in kinds if kind.name == "parameter" and kind.confidence >= 0.9), "")
-        if by:
-            return f"{RULES['injected_by_parameter'].words.removesuffix(': injected here')}: {by}"
+    if beginning.cause == OUTPUT_DIFFERS and (proven_by := _by_argument_or_parameter(kinds)):
+        return proven_by
     parts = judged.reason[beginning.row].split("; ")
     grouped = "group" in pairs.columns and pairs["group"][beginning.row] is not None
     other_calls = bool(kinds) and kinds[0].name in ("function", "extra", "missing")
@@ -242,6 +238,15 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == OUTSIDE and flow is not None and (before := flow.last_module_before(beginning.row)):
         reason = f"it comes from the caller, or from the model's own code after {before}, which level mix records"
     return f"{reason}; {named}" if named and named not in reason else reason
+
+
+def _by_argument_or_parameter(kinds: Sequence[Kind]) -> str:
+    """The output differs by an argument, or by a parameter that no row shows to differ: it is stored otherwise, or one
+    run alone has it."""
+    if kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
+        return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
+    by = next((kind.sentence for kind in kinds if kind.name == "parameter" and kind.confidence >= 0.9), "")
+    return f"{RULES['injected_by_parameter'].words.removesuffix(': injected here')}: {by}" if by else ""
 
 
 def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning, place: str) -> str:
@@ -258,7 +263,7 @@ def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginnin
         if made != NONE and made == flow.golden_source[beginning.row]:
             return f"it holds the values of {pairs['t_name'][made]}, which agree, in another order than golden's"
     optimizer = beginning.cause == OUTSIDE and place == "input.0" and name.startswith(OPTIMIZER)
-    clipped = clipping(pairs) if optimizer else ""
+    clipped = clipping(pairs) if optimizer or name.startswith(TOTAL_NORM) else ""
     return f"the gradient differs: {clipped}" if clipped else ""
 
 

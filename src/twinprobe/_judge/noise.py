@@ -298,9 +298,7 @@ def _on_the_way_in(flow: Flow, values: Values, grain: Floats, depth: Floats, fur
     return lost
 
 
-def _zero_in_theory(
-    pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats, silent: Bools
-) -> Floats:
+def _zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats, silent: Bools) -> Floats:
     """A parameter's gradient that is nothing beside all the others together (of a bias before a normalisation, of the
     keys' bias) is zero in theory, and what is there is rounding: where it is made, where it is read.
 

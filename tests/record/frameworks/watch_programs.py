@@ -159,7 +159,9 @@ def _two_torch(folder: Path, given: np.ndarray, change: int | None, kept: float)
     net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=1 - kept), nn.Linear(6, 4))
     for one, value in zip(net.parameters(), _first_weights(), strict=True):
         one.data.copy_(torch.from_numpy(value))
-    optimizers = [torch.optim.SGD([one for one in net.parameters() if (one.dim() > 1) == wide], lr=RATE) for wide in (1, 0)]
+    optimizers = [
+        torch.optim.SGD([one for one in net.parameters() if (one.dim() > 1) == wide], lr=RATE) for wide in (1, 0)
+    ]
     with record(net, folder, level="watch"):
         for step, batch in enumerate(given):
             optimizers[1].param_groups[0]["lr"] = CHANGED if step == change else RATE

@@ -89,7 +89,9 @@ class Padded:
         values = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
         with twinprobe.record(self.theirs, folder / "torch", level=level):
             self.theirs(values)[..., 0].square().mean().backward()
-        step = mindspore.value_and_grad(lambda x: self.ours(x)[..., 0].square().mean(), None, self.ours.trainable_params())
+        step = mindspore.value_and_grad(
+            lambda x: self.ours(x)[..., 0].square().mean(), None, self.ours.trainable_params()
+        )
         with twinprobe.record(self.ours, folder / "mindspore", level=level):
             step(mindspore.Tensor(values.numpy()))
         return twinprobe.compare(*(next((folder / name).rglob("dump.json")) for name in ("mindspore", "torch")))

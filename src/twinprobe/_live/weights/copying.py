@@ -111,7 +111,9 @@ def _attentions_of_two_kinds(target: Any, source: Any, known: list[Paths]) -> li
         for path, module in adapter_of(model).modules(model):
             layout = adapter_of(model).layout(module)
             built_in = layout is not None and layout.family == "attention"
-            if (built_in or own_attention(module) is not None) and not any(path.startswith(f"{one}.") for one, _ in found):
+            if (built_in or own_attention(module) is not None) and not any(
+                path.startswith(f"{one}.") for one, _ in found
+            ):
                 found.append((path, built_in))
         sides.append(found)
     taken = [{pair[side] for pair in known} for side in (0, 1)]
