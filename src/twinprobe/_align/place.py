@@ -15,11 +15,11 @@ import numpy as np
 from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
-from twinprobe._align.calls import Side, bare_path, dims, renumbered, split
+from twinprobe._align.calls import RunCalls, bare_path, dims, renumbered, split
 from twinprobe._align.flow import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
-from twinprobe._align.siblings import Calls, Siblings, Twins, shifted_layers
+from twinprobe._align.siblings import Calls, NodePairs, Siblings, shifted_layers
 from twinprobe._measure.sketch import estimate_pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
@@ -59,11 +59,11 @@ def link_places(call_links: CallLinks, *, grouped: bool = True) -> RowLinks | No
     _link_the_rest(call_links)
     links = RowLinks(by_place=True)
     if grouped:
-        heads = call_links.target.head_of, call_links.golden.head_of
+        callees = call_links.target.callee_of, call_links.golden.callee_of
         links.replaced = [
             op for op, other in enumerate(call_links.partner)
-            if other != NONE and call_links.target.direction[op] == FORWARD and heads[0][op].is_module
-            and heads[0][op].name.rpartition(".")[2] != heads[1][other].name.rpartition(".")[2]
+            if other != NONE and call_links.target.direction[op] == FORWARD and callees[0][op].is_module
+            and callees[0][op].name.rpartition(".")[2] != callees[1][other].name.rpartition(".")[2]
         ]  # fmt: skip
         flows = walk.flows()
         for group in walk.groups(flows):
@@ -214,11 +214,11 @@ def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
 
 
 def _module_around(run: Run, op: int) -> str:
-    head, direction, _ = split(run.parents.get(run.ops[op]) or "")
-    return bare_path(head.partition(".")[2].rpartition(".")[0]) if direction else ""
+    callee, direction, _ = split(run.parents.get(run.ops[op]) or "")
+    return bare_path(callee.partition(".")[2].rpartition(".")[0]) if direction else ""
 
 
-def _order(side: Side) -> tuple[int, list[str], str]:
+def _order(side: RunCalls) -> tuple[int, list[str], str]:
     return len(side.ops), side.ops, str(side.run.path)
 
 
@@ -241,13 +241,13 @@ def _link_gradients(call_links: CallLinks, shifts: tuple[dict[str, int], dict[st
         (call_links.golden, call_links.back, queues[1], shifts[1]),
     )
     for side, taken, queue, shift in sides:
-        for head in side.heads.values():
-            if GRADIENTS in head.calls:
-                path = renumbered(bare_path(head.body), shift)
-                queue[path] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
+        for callee in side.callees.values():
+            if GRADIENTS in callee.calls:
+                path = renumbered(bare_path(callee.body), shift)
+                queue[path] += [op for op in callee.calls[GRADIENTS].values() if taken[op] == NONE]
     for path, ops in queues[0].items():
         others = queues[1].get(path, [])
-        called = call_links.target.head_of[ops[0]].calls.keys() > {GRADIENTS} if ops else True
+        called = call_links.target.callee_of[ops[0]].calls.keys() > {GRADIENTS} if ops else True
         for op, other in (
             zip(reversed(ops), reversed(others), strict=False) if called or len(ops) == len(others) else ()
         ):
@@ -260,11 +260,11 @@ def _link_gradients(call_links: CallLinks, shifts: tuple[dict[str, int], dict[st
                 _link_at_place(call_links, op, other)
 
 
-def _gradients_of_backward(side: Side) -> dict[int, int]:
+def _gradients_of_backward(side: RunCalls) -> dict[int, int]:
     """The gradients that each backward call has left, where a module has as many of the one as of the other."""
     found: dict[int, int] = {}
-    for head in side.heads.values():
-        backward, gradients = head.calls.get(BACKWARD, {}), head.calls.get(GRADIENTS, {})
+    for callee in side.callees.values():
+        backward, gradients = callee.calls.get(BACKWARD, {}), callee.calls.get(GRADIENTS, {})
         if len(backward) == len(gradients):
             found.update(zip(sorted(backward.values()), sorted(gradients.values()), strict=True))
     return found
@@ -272,17 +272,17 @@ def _gradients_of_backward(side: Side) -> dict[int, int]:
 
 def _link_the_rest(call_links: CallLinks) -> None:
     """What is no call (saved values, names outside the grammar) goes by name, a lone backward call by its order."""
-    for head in call_links.target.heads.values():
-        other = call_links.golden.heads.get(head.name)
+    for callee in call_links.target.callees.values():
+        other = call_links.golden.callees.get(callee.name)
         if other is None:
             continue
-        for direction, calls in head.calls.items():
+        for direction, calls in callee.calls.items():
             if direction not in (FORWARD, BACKWARD, GRADIENTS):
                 for call, op in calls.items():
                     if call in other.calls.get(direction, {}):
                         call_links.link(op, other.calls[direction][call], NAME)
         call_links.link_in_order(
-            call_links.free([head], BACKWARD), call_links.free([other], BACKWARD, golden=True), NAME
+            call_links.free([callee], BACKWARD), call_links.free([other], BACKWARD, golden=True), NAME
         )
 
 
@@ -311,10 +311,10 @@ def _add_notes(call_links: CallLinks, before: list[int], groups: list[CallGroup]
 
 
 def _note_of_groups(groups: list[CallGroup], call_links: CallLinks) -> list[str]:
-    heads = call_links.target.head_of, call_links.golden.head_of
+    callees = call_links.target.callee_of, call_links.golden.callee_of
     forward = [
         group for group in groups if call_links.target.direction[group.target[0]] == FORWARD
-        and [heads[0][op].name for op in group.target] != [heads[1][op].name for op in group.golden]
+        and [callees[0][op].name for op in group.target] != [callees[1][op].name for op in group.golden]
     ]  # fmt: skip
     if not forward:
         return []
@@ -328,7 +328,7 @@ def _note_of_groups(groups: list[CallGroup], call_links: CallLinks) -> list[str]
 class _Walk:
     """Two call trees, walked together from the top."""
 
-    def __init__(self, sides: tuple[Side, Side], given: Twins) -> None:
+    def __init__(self, sides: tuple[RunCalls, RunCalls], given: NodePairs) -> None:
         nested = all(side.has_hierarchy for side in sides)
         self.one, self.other = (Calls(side, nested=nested) for side in sides)
         self.shifts = shifted_layers(self.one, self.other)
@@ -426,7 +426,7 @@ class _Walk:
         if None not in wrappers and wrappers[0] not in self.link and wrappers[1] not in self.back:
             self._join(*wrappers)  # type: ignore[arg-type]
 
-    def _descend(self, scopes: Twins) -> None:
+    def _descend(self, scopes: NodePairs) -> None:
         while scopes:
             scope = scopes.pop()
             mine = [node for node in self.one.children[scope[0]] if node not in self.link]

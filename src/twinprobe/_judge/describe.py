@@ -11,7 +11,7 @@ import numpy as np
 
 from twinprobe._align.calls import dims
 from twinprobe._judge.deviation import dtypes_differ
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, begins_backward, clipping, result_rows
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
 from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
 from twinprobe._judge.kinds.recorded import (
     Kind,
@@ -25,7 +25,7 @@ from twinprobe._judge.kinds.recorded import (
     sketches_of,
 )
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.origin import PARAMETER_GRADIENTS, Divergence, begins_backward, clipping, result_rows
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -225,8 +225,14 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
     if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
         return f"the parameter{named.removeprefix('it')}" if proven == "parameter" else named
-    if beginning.cause == OUTPUT_DIFFERS and (proven_by := _by_argument_or_parameter(kinds)):
-        return proven_by
+    if beginning.cause == OUTPUT_DIFFERS:
+        what = _BY_ARGUMENT
+        by = kinds[0].sentence if kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9 else ""
+        if not by:  # a parameter that no row shows to differ: stored otherwise, in one run only
+            what = RULES["injected_by_parameter"].words.removesuffix(": injected here")
+            by = next((kind.sentence for kind in kinds if kind.name == "parameter" and kind.confidence >= 0.9), "")
+        if by:
+            return f"{what}: {by}"
     parts = judged.reason[beginning.row].split("; ")
     grouped = "group" in pairs.columns and pairs["group"][beginning.row] is not None
     other_calls = bool(kinds) and kinds[0].name in ("function", "extra", "missing")
@@ -238,15 +244,6 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == OUTSIDE and flow is not None and (before := flow.last_module_before(beginning.row)):
         reason = f"it comes from the caller, or from the model's own code after {before}, which level mix records"
     return f"{reason}; {named}" if named and named not in reason else reason
-
-
-def _by_argument_or_parameter(kinds: Sequence[Kind]) -> str:
-    """The output differs by an argument, or by a parameter that no row shows to differ: it is stored otherwise, or one
-    run alone has it."""
-    if kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
-        return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
-    by = next((kind.sentence for kind in kinds if kind.name == "parameter" and kind.confidence >= 0.9), "")
-    return f"{RULES['injected_by_parameter'].words.removesuffix(': injected here')}: {by}" if by else ""
 
 
 def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning, place: str) -> str:

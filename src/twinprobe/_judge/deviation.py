@@ -497,3 +497,16 @@ def gave_inside(flow: Flow, values: Values) -> Floats:
     np.maximum.at(held, flow.parent[inner], given[inner])
     passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
     return passed
+
+
+def carried_state(flow: Flow, far: Bools) -> Bools:
+    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
+    carried = np.zeros(len(flow.role), dtype=bool)
+    state = flow.first_inputs(flow.updates & flow.in_place)
+    state = state[flow.source[state] == NONE]  # what no call of this step has made
+    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
+    for name in np.unique(names):
+        rows = state[names == name]
+        own = rows[~flow.parameter[rows]]
+        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
+    return carried

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import (
-    NONE,
-    Differences,
-    Flow,
-    ends_of,
-    ignored_rows,
-    predictions,
-)
+from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
+from twinprobe._judge.origin import predictions
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
@@ -251,8 +245,8 @@ def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     rows = flow.spread(flow.updates) & facts.tensor & facts.matched
     exchanged[flow.of_row[rows & facts.shape]] = True
     taken = rows & (flow.role == INPUT) & (np.maximum(*flow.elements) > 1)
-    other = taken & noise.abnormal
     target, golden = flow.marks
+    other = taken & noise.abnormal & (target != golden)
     other &= np.isin(target, golden[taken]) & np.isin(golden, target[taken])
     exchanged[flow.of_row[other]] = True
     return exchanged & flow.updates

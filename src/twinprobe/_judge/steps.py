@@ -163,7 +163,8 @@ def _beside(golden: Floats, names: Sequence[str], columns: NDArray[np.intp]) -> 
     for home in set(homes):
         beside = [at for at, one in enumerate(homes) if one == home]
         largest[:, beside] = sizes[:, beside].max(axis=1, keepdims=True)
-    return largest / np.maximum(sizes, np.finfo(np.float32).tiny)
+    times: Floats = largest / np.maximum(sizes, np.finfo(np.float32).tiny)
+    return times
 
 
 # What it begins with.

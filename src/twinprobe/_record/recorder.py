@@ -349,7 +349,7 @@ def _say_padding_as_number(found: dict[str, Any]) -> None:
     if mode == "valid":
         found["padding"] = 0
     if mode == "same":
-        span = (found.get("kernel_size"), found.get("stride", 1), found.get("dilation", 1))
+        span: tuple[Any, ...] = (found.get("kernel_size"), found.get("stride", 1), found.get("dilation", 1))
         if span[0] == 1:
             found["padding"] = 0
         elif all(isinstance(size, int) for size in span) and span[1] == 1 and not span[2] * (span[0] - 1) % 2:

@@ -37,7 +37,8 @@ from twinprobe._live.weights.matching import (
     match_layers,
     refusal,
 )
-from twinprobe.errors import BadInput, TwinProbeError, listed
+from twinprobe._runs.names import listed
+from twinprobe.errors import BadInput, TwinProbeError
 
 
 @dataclass

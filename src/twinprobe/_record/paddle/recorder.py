@@ -20,9 +20,10 @@ from twinprobe._record.engine import Engine
 from twinprobe._record.entries import NOT_MINE, Leaf, Note, logger
 from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
-from twinprobe._record.paddle.tensors import PaddleTensors, dtype_name
+from twinprobe._record.paddle.tensors import PaddleTensors
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.watch.eager import EagerWatcher
+from twinprobe._runs.dtypes import dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -270,15 +271,15 @@ class PaddleWatcher(EagerWatcher):
         return paddle.no_grad()
 
     def dtype(self, tensor: Any) -> str:
-        return dtype_name(tensor)
+        return dtype_name(tensor.dtype)
 
     def on_host(self, tensor: Any) -> HostTensor | None:
         content = tensor._local_value() if tensor.is_dist() else tensor
         on_cpu = content.is_dense() and content.place.is_cpu_place()
-        array = _tensors.read(content, dtype_name(content)) if on_cpu else None
+        array = _tensors.read(content, dtype_name(content.dtype)) if on_cpu else None
         if array is None:
             return None
-        return HostTensor(dtype_name(content), tuple(content.shape), np.ascontiguousarray(array).reshape(-1))
+        return HostTensor(dtype_name(content.dtype), tuple(content.shape), np.ascontiguousarray(array).reshape(-1))
 
     def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
         return [(name, parameter) for name, parameter in model.named_parameters() if not parameter.stop_gradient]

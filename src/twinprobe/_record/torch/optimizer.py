@@ -43,7 +43,7 @@ class Updates:
     def note_norm(self, norm: Any) -> None:
         """Note what clipping has found before it changes the gradients."""
         if isinstance(norm, torch.Tensor):
-            self._before_clipping = self._recorder.book.note(norm.detach().clone())
+            self._before_clipping = self._recorder.registry.note(norm.detach().clone())
         elif isinstance(norm, int | float):
             self._before_clipping = float(norm)
 
@@ -71,11 +71,11 @@ class Updates:
                     head, whole = name.removesuffix(FLAT), parameter.detach()
                     values = [(head + part, gradient[at], whole[at]) for part, at in stretches]
                 for called, slope, value in values:
-                    gradients.append(recorder.book.note(slope))
+                    gradients.append(recorder.registry.note(slope))
                     parts = {
                         "input_args": [gradients[-1]],
                         "input_kwargs": settings | _steps_taken(optimizer.state.get(parameter)),
-                        "parameters": {"before": recorder.book.note(value)},
+                        "parameters": {"before": recorder.registry.note(value)},
                     }
                     noted.append((Entry(f"Optimizer.{called}.{kind}.{number}.forward", parts), value))
         self._open[id(optimizer)] = noted
@@ -106,16 +106,16 @@ class Updates:
 
     def note_parameters(self, optimizer: Any) -> None:
         """The step is over: note the parameters, and hand over what was noted."""
-        recorder, book = self._recorder, self._recorder.book
-        waits, book.may_wait = book.may_wait, True  # nobody writes to them here: one launch for many
+        recorder, registry = self._recorder, self._recorder.registry
+        waits, registry.may_wait = registry.may_wait, True  # nobody writes to them here: one launch for many
         try:
             for entry, parameter in self._open.pop(id(optimizer), ()):
                 if parameter is not None:
-                    entry.parts["output"] = [book.note(parameter)]
+                    entry.parts["output"] = [registry.note(parameter)]
                 recorder.engine.note_update(entry)
         finally:
-            book.may_wait = waits
-            book.forget()
+            registry.may_wait = waits
+            registry.forget()
 
 
 def _names(models: list[torch.nn.Module]) -> dict[int, str]:
