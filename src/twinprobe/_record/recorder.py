@@ -318,8 +318,7 @@ def built_with(layer: Any) -> dict[str, Any]:
             value = round(1.0 - value, 12)  # Paddle's batch norms say what is kept of their statistics
         if isinstance(value, _PLAIN):
             found[name] = value
-    if "pad_mode" in found or isinstance(found.get("padding"), str):
-        _say_padding_as_number(found)
+    _say_padding_as_number(found)
     if isinstance(exclusive := getattr(layer, "exclusive", None), bool):  # Paddle says the opposite of others
         found["count_include_pad"] = not exclusive
     if "alpha" in found and "LeakyReLU" in type(layer).__name__:
