@@ -16,6 +16,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.operations import HIDDEN_PRECISION, hidden_precision
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
@@ -168,6 +169,7 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         evidence.noise = np.fmax(
             np.where(left, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
         )
+    target.settings[HIDDEN_PRECISION] = max(hidden_precision(target), hidden_precision(golden))
     judged = judge(target, evidence, options.thresholds)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)
@@ -238,7 +240,8 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         updates = open_both(files[0], files[1])
         # Gradients come from matrix products, and are as far off as these round, whatever type an optimizer reads.
         types = [product_types(run.table["name"], run.table["dtype"]) for run in (target, golden)]
-        updates[0].settings[PRODUCT_PRECISION] = max(epsilons(chain(*types)).values(), default=0.0)
+        precision = max(epsilons(chain(*types)).values(), default=0.0)
+        updates[0].settings[PRODUCT_PRECISION] = max(precision, target.settings[HIDDEN_PRECISION])
         compared = compare_runs(*updates, Options(match, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])

@@ -20,15 +20,25 @@ from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import (
     SCALE_OF_LOSS,
     adaptive_rate,
+    beside_clipping,
     micro_mean,
     noise_of_steps,
+    one_multiple,
     silent_parts,
 )
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING
 from twinprobe._layout.contents import put_in_order
-from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, recorded_sizes, unlike_types
+from twinprobe._layout.found_layout import (
+    AS_MEANT,
+    GIVEN,
+    Beside,
+    contradictions,
+    find_layout,
+    recorded_sizes,
+    unlike_types,
+)
 from twinprobe._layout.layout import Layout, fitting_layout, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
@@ -37,16 +47,15 @@ from twinprobe._layout.ranks import (
     gradient_precision,
     gradients_of,
     holds_shards,
-    micro_batches,
     open_ranks,
     passes_of,
     read_layout,
     recorded_world,
     without_functions,
-    without_recomputation,
+    without_own_calls,
 )
 from twinprobe._layout.settle import NO_UPDATE, SETTING, Settler
-from twinprobe._layout.shared import OWN_NORMS, one_factor, own_norms
+from twinprobe._layout.shared import OWN_NORMS, own_norms
 from twinprobe._layout.sketched.earlier import ON_RANKS, earlier_value, moved
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
@@ -59,7 +68,6 @@ from twinprobe.errors import BadInput, TwinProbeError
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
 _READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
-_GRADIENT = r"^Optimizer\..*\.input\.0$"
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
@@ -326,11 +334,10 @@ def open_wholes(
     """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
-    # With checkpointing, backward computes activations once more: neither new values nor another batch.
-    again = [sum(map(without_recomputation, ranks.values())) for ranks in opened]
+    layouts, hows, wrong = _layouts(texts, sides)
+    left_out = without_own_calls(opened, [layout.cp > 1 for layout in layouts])
     single = [next(iter(ranks.values())).run if side.world == 1 else None
               for ranks, side in zip(opened, sides, strict=True)]  # fmt: skip
-    layouts, hows, wrong = _layouts(texts, sides)
     known = zip(("target", "golden"), sides, layouts, hows, strict=True)
     notes = [f"{word}: {side.world} ranks, layout {layout} ({how})" for word, side, layout, how in known if how]
     lost += wrong if name == DUMP else []
@@ -355,8 +362,6 @@ def open_wholes(
         other = runs[1 - at]
         if isinstance(run, Whole) and run.own_words and not isinstance(other, Whole):
             runs[1 - at] = without_functions(other, run.own_words, call_head)
-    left_out = [f"{('target', 'golden')[at]}: {count:,} calls of functions inside backward "
-                "(checkpointing, communication): left out" for at, count in enumerate(again) if count]  # fmt: skip
     return runs, [*notes, *left_out], lost
 
 
@@ -380,7 +385,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
             findings += run.findings
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
-    factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
+    factor = one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
     if factor == [] and isinstance(comparison.target, Whole):
         factor = own_norms(comparison.target)
     first = _not_updated(comparison, findings) or _before_the_gradients(comparison)
@@ -439,7 +444,7 @@ def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | No
 
 def _before_the_gradients(comparison: Comparison) -> Divergence | None:
     """What comes first in an optimizer's step, wherever it stands: a parameter that differs before the first step of
-    all, and of gradients any one before the norm of all of them."""
+    all, and of gradients any one before the norm of all of them, by which the others may be clipped."""
     first, pairs = comparison.summary.first, comparison.evidence.pairs
     if first is None or comparison.target.path.name != OPTIMIZER_FILE:
         return None
@@ -447,14 +452,16 @@ def _before_the_gradients(comparison: Comparison) -> Divergence | None:
     # Statistics are rounded once when they are recorded: a norm put together of shards is off by less than an epsilon.
     rounded = np.array([epsilon(dtype) for dtype in pairs["g_dtype"].to_list()])
     differs = (judged.state == DIFFERS) & ~(judged.error <= rounded)
+    clipped = beside_clipping(comparison, first)
     told = {"parameters.before": "the parameter differs", "input.0": "it comes from outside and differs"}
     for argument, said in told.items():
-        if first.argument == argument or (argument == "input.0" and not first.op.startswith(TOTAL_NORM)):
+        given = argument == "input.0"
+        if clipped < 0 and (first.argument == argument or (given and not first.op.startswith(TOTAL_NORM))):
             return None
         rows = np.flatnonzero(differs & pairs["t_name"].str.ends_with(f".{argument}").fill_null(value=False).to_numpy())
-        names = [(row, pairs["t_name"][row]) for row in rows.tolist()]
+        names = [(row, pairs["t_name"][row]) for row in rows.tolist() if row >= clipped or not given]
         names = [(row, name) for row, name in names if not name.startswith(TOTAL_NORM)]
-        if names and (argument == "input.0" or comparison.target.step == 0):
+        if names and (given or comparison.target.step == 0):
             row, name = names[0]
             other, *norms = (pairs[column][row] for column in ("g_name", "t_norm", "g_norm"))
             op = name.removesuffix(f".{argument}")
@@ -471,19 +478,6 @@ def _biases(comparison: Comparison, first: Divergence) -> list[str]:
         return []
     scale = max(abs(row["g_max"][0] or 0.0), abs(row["g_min"][0] or 0.0))
     return bias_too_often(whole, first.op, row["t_mean"][0], row["g_mean"][0], scale)
-
-
-def _one_factor(comparison: Comparison) -> list[str]:
-    """Whether gradients that differ are the same multiple of golden's: a mean that is a sum, of experts' alone say."""
-    pairs = comparison.evidence.pairs
-    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
-    rows = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
-    sizes = {f"{name}={size}": size for run in (comparison.target, comparison.golden) if isinstance(run, Whole)
-             for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
-                                ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
-             if size > 1}  # fmt: skip
-    precision = max(map(epsilon, rows["g_dtype"].unique().to_list()), default=0.0)
-    return one_factor((rows["t_norm"] / rows["g_norm"]).to_numpy(), sizes, precision)
 
 
 def _grouped(findings: list[str]) -> list[str]:
@@ -546,8 +540,8 @@ def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tupl
         layout, how, mistake = fitting_layout(text, side.world), GIVEN if side.world > 1 else "", None
         if layout is None or layout.ep > 1:
             near = _readable(other)
-            alone, beside = (near, None) if other.world == 1 else (None, near)
-            ranks = open_ranks(side.files(DUMP), [])
+            beside = Beside(near, other.world) if near is not None and other.world > 1 else None
+            ranks, alone = open_ranks(side.files(DUMP), []), near if beside is None else None
             layout, how, mistake = find_layout(ranks, alone, side.world, str(side.root), beside, text)
         layouts.append(layout)
         hows.append(how)

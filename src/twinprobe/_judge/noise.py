@@ -19,11 +19,11 @@ from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, behind_nor
 from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
 from twinprobe._judge.flow import NONE, Flow, elements_apart
 from twinprobe._judge.operations import (
+    HIDDEN_PRECISION,
     OTHER_MODULE,
     RUNNING_MEAN,
     RUNNING_VARIANCE,
     Family,
-    hidden_precision,
     is_inverse,
     is_kinked,
     is_over_batch,
@@ -158,7 +158,7 @@ def expected_errors(
         times = np.where(unknown, np.nan, np.where(values.distance == 0, 0.0, values.distance / allowed))
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
         abnormal = values.distance > _SEEN * local * small
-        far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
+        far = values.distance > _FAR * depth * np.maximum(grain, settings.get(HIDDEN_PRECISION, 0.0)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
         added = np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         gathered = depth * np.where(
@@ -277,7 +277,7 @@ def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats,
     composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
     composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
     epsilon = np.where(composite[row_call], grain, values.epsilon)
-    coarser = hidden_precision(settings)
+    coarser = settings.get(HIDDEN_PRECISION, 0.0)
     if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
         products = np.isin(operands.family, (Family.PRODUCT, Family.ATTENTION))
         epsilon = np.where((products | composite)[row_call], np.fmax(epsilon, coarser), epsilon)

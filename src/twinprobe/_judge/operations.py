@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from math import isqrt, log, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._runs.names import LISTS, OpName
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import PARAMETER
 
 if TYPE_CHECKING:
     import polars as pl
@@ -204,12 +206,21 @@ def same_function(target: OpName, golden: OpName) -> bool:
     return not all(map(is_smooth, names)) and ("" in known or known[0] == known[1])
 
 
-def hidden_precision(settings: dict[str, Any]) -> float:
+HIDDEN_PRECISION = "hidden_precision"  # a setting: the coarser of both runs
+_BY_CUDNN = re.compile(r"conv|lstm|gru|rnn", re.IGNORECASE)
+
+
+def hidden_precision(run: Run) -> float:
     """The epsilon of a type that products are computed in without its name in the dump; 0 where there is none."""
+    settings = run.settings
     if settings.get("matmul_precision") == "medium":
         return 2.0**-7
-    # cuDNN's switch is on by default and means nothing on other devices.
-    hidden = settings.get("tf32_matmul") or (settings.get("tf32_cudnn") and settings.get("device", "cpu") != "cpu")
+    hidden = bool(settings.get("tf32_matmul"))
+    # cuDNN's switch is on by default. It means nothing on other devices, and without a convolution or a recurrence,
+    # which modules alone may show by their weights only.
+    if not hidden and settings.get("tf32_cudnn") and settings.get("device", "cpu") != "cpu":
+        weights = run.table.filter(run.table["role"] == PARAMETER)["shape"]
+        hidden = any(map(_BY_CUDNN.search, run.ops)) or bool(weights.str.contains(r",.*,").any())
     return 2.0**-10 if hidden else 0.0
 
 

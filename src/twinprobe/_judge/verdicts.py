@@ -30,7 +30,7 @@ from twinprobe._judge.deviation import (
 )
 from twinprobe._judge.flow import Differences, Flow, ignored_rows, times_zero, trace
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
-from twinprobe._judge.operations import hidden_precision, same_eps
+from twinprobe._judge.operations import HIDDEN_PRECISION, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
 from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
@@ -331,7 +331,8 @@ def _weigh(
     )  # fmt: skip
     facts = _differences(flow, evidence, rows, noise, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0)
     plain = np.where(estimated, limits.estimated, limits.suspicious)
-    coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction
+    # TF32 cuts bits off: an error of one direction.
+    coarsest = np.maximum(epsilon, run.settings.get(HIDDEN_PRECISION, 0.0))
     one_way = aligned(pairs, error, coarsest) & ~estimated
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, product
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ import msgspec
 
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
+from twinprobe._layout.pieces import Shape
 from twinprobe._layout.ranks import RankDump, parameter_shapes, token_shape
 from twinprobe._layout.stages import experts_in, in_expert
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import BadInput
@@ -24,6 +26,13 @@ from twinprobe.errors import BadInput
 GIVEN, AS_MEANT = "as given", "by the dimension that was given"
 NOT_KNOWN = "only what all ranks hold alike is compared"
 _MOST_COPIES = 0.9  # of the parameters of replicas: others may be wrong
+
+
+class Beside(NamedTuple):
+    """The first rank of another run that is made of ranks, and how many it has."""
+
+    run: Run
+    world: int
 
 
 class FoundLayout(NamedTuple):
@@ -35,12 +44,12 @@ class FoundLayout(NamedTuple):
 
 
 def find_layout(
-    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, beside: Run | None = None,
+    ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str, beside: Beside | None = None,
     given: str = "",
 ) -> FoundLayout:  # fmt: skip
     """The layout that was given, as in ``tp=2``; else the one that was recorded, or that parameters tell.
 
-    ``other`` is the other run, if that is one process, else ``beside`` is a rank of it. Sizes that do not multiply to
+    ``other`` is the other run, if that is one process, else a rank of it is ``beside``. Sizes that do not multiply to
     the ranks are a mistake, and left aside. Where nothing tells, no layout is claimed.
     """
     headers = [dump.header for dump in ranks.values()]
@@ -67,7 +76,8 @@ def find_layout(
         if not sizes and mistake is not None:
             sizes, how = _as_meant(given, world), AS_MEANT
         if sizes:
-            return FoundLayout(with_experts(layout_for(sizes, world, where), ranks, other), how, mistake)
+            near = beside.run if beside is not None else None
+            return FoundLayout(with_experts(layout_for(sizes, world, where), ranks, near), how, mistake)
         unknown = BadInput(f"how its {world} ranks are laid out is not recorded", where=where,
                            hint="say it: --layout tp=2")  # fmt: skip
         return FoundLayout(Layout(world, 1, 1, known=False), NOT_KNOWN, mistake or unknown)
@@ -90,31 +100,123 @@ def _as_meant(given: str, world: int) -> dict[str, Any]:
     return {names[0]: world} if len(names) == 1 and sizes.get("vpp", 1) == 1 else {}
 
 
-def _of_parameters(ranks: Mapping[int, RankDump], world: int, beside: Run) -> tuple[dict[str, Any], str]:
-    """What the parameters of ranks tell where no run has them whole: nothing of stages and of sequences that are cut.
+def _of_parameters(ranks: Mapping[int, RankDump], world: int, beside: Beside) -> tuple[dict[str, Any], str]:
+    """What the parameters of ranks tell where no run has them whole, and the shapes of what they are given.
 
     Copies of a parameter are equal. One that is cut differs from rank to rank, and has another shape in another layout.
+    Experts differ, and what is around them does not. Stages have nothing in common.
     """
-    own, there = token_shape(next(iter(ranks.values())).run), token_shape(beside)
-    # Models of images have no words, and no sequence that might be cut.
-    uncut = own is there if None in (own, there) else own[1:2] == there[1:2]  # type: ignore[index]
-    held = [_parameters(dump.run) for dump in ranks.values()]
-    names, shapes = held[0].keys(), parameter_shapes(beside)
-    if not names or any(one.keys() != names for one in held):
-        return {}, ""
-    same = [sum(value == held[0][name] for name, value in one.items()) for one in held]
-    if uncut and min(same) >= _MOST_COPIES * len(names):
-        return {"dp": world}, "found: all ranks hold the same parameters"
-    cut = [name for name in names if name in shapes and shapes[name] != held[0][name][0]]
+    first = next(iter(ranks.values())).run
+    uncut = _uncut(first, beside.run)
+    held, lists = [_parameters(dump.run) for dump in ranks.values()], expert_lists(ranks, beside.run)
+    around, inside = ([{name: value for name, value in one.items() if in_expert(f".{name}", {}, lists) == expert}
+                       for one in held] for expert in (False, True))  # fmt: skip
+    found: dict[str, Any] = {}
+    how = ""
+    if not around[0] or len(held) < world:
+        return found, how
+    spread = list(dict.fromkeys(map(_contents, inside)))
+    if not _alike(around):
+        cut, stages = _cut_parameters(held, parameter_shapes(beside.run)), _stages_of(held)
+        if cut and (uncut or cut == world):
+            found, how = {"tp": cut}, "found: parameters are cut otherwise in the other run"
+        elif stages and not cut:
+            found, how = {"pp": stages}, "found: stages hold other parameters"
+    elif len(spread) > 1:
+        usual = all(_contents(one) == spread[at % len(spread)] for at, one in enumerate(inside))
+        found, how = ({"ep": len(spread)} if usual and uncut else {}), "found: ranks hold other experts"
+    elif uncut:
+        found, how = {"dp": world}, "found: all ranks hold the same parameters"
+    elif size := _cut_sequences(first, world, beside):
+        found, how = {"cp": size}, "found: sequences are cut otherwise in the other run"
+    return found, how
+
+
+def _cut_parameters(held: Sequence[Mapping[str, Any]], shapes: Mapping[str, Shape]) -> int:
+    """Into how many parts the parameters are cut that have another shape in the other run; 0 if not all alike."""
+    names = held[0].keys()
+    if any(one.keys() != names for one in held):
+        return 0
     groups = set()  # for each parameter, who of the ranks is the first that has this part of it
-    for name in cut:
+    for name in (name for name in names if name in shapes and shapes[name] != held[0][name][0]):
         parts = [one[name] for one in held]
         groups.add(tuple(map(parts.index, parts)))
     size = len(set(next(iter(groups)))) if len(groups) == 1 else 0
-    usual = tuple(at % size for at in range(world)) if size else ()
-    if groups != {usual} or not (uncut or size == world):
-        return {}, ""
-    return {"tp": size}, "found: parameters are cut otherwise in the other run"
+    return size if size and groups == {tuple(at % size for at in range(len(held)))} else 0
+
+
+def _alike(held: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether ranks have the same parameters, but for a few: a copy that differs is a finding."""
+    names = held[0].keys()
+    same = [sum(value == held[0].get(name) for name, value in one.items()) for one in held]
+    return all(one.keys() == names for one in held) and min(same) >= _MOST_COPIES * len(names)
+
+
+def _contents(held: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Parameters with their values, which tell ranks apart; constants (biases of a new model) are alike everywhere."""
+    return tuple((name, value) for name, value in sorted(held.items()) if value[1] != value[2])
+
+
+def _stages_of(held: Sequence[Mapping[str, Any]]) -> int:
+    """How many stages ranks are, each as many in a row with the same parameters; 0 if several have some in common."""
+    contents = list(map(_contents, held))
+    kinds = list(dict.fromkeys(contents))
+    size = len(held) // len(kinds)
+    if len(kinds) == 1 or not all(kinds) or contents != [one for one in kinds for _ in range(size)]:
+        return 0
+    values = [{value for _, value in one} for one in kinds]
+    # Stages may share a weight: an embedding that is the output layer too.
+    return len(kinds) if all(len(one & other) <= 1 for one, other in combinations(values, 2)) else 0
+
+
+def _uncut(own: Run, other: Run) -> bool:
+    """Whether ranks of both runs are given sequences of one length; images have none that might be cut."""
+    mine, there = token_shape(own), token_shape(other)
+    if mine is not None and there is not None:
+        return mine[1] == there[1]
+    return mine is there and _sequence_parts(own, other) == _sequence_parts(other, own) == 1
+
+
+def _cut_sequences(own: Run, world: int, beside: Beside) -> int:
+    """How many ranks share a sequence, so that both runs have the same batch; 0 if none could.
+
+    Shapes may allow of several. The one with the fewest dimensions of ranks is the likeliest, then that with most cuts.
+    """
+    mine, there = token_shape(own), token_shape(beside.run)
+    if mine is None or there is None:
+        parts = _sequence_parts(own, beside.run), _sequence_parts(beside.run, own)
+        mine, there = (1, parts[1]), (1, parts[0])
+    found = []
+    for size, other in product(range(1, world + 1), range(1, beside.world + 1)):
+        if world % size or beside.world % other or mine[1] * size != there[1] * other:
+            continue
+        if mine[0] * (world // size) == there[0] * (beside.world // other):
+            sizes = size, world // size, other, beside.world // other
+            found.append((sum(one > 1 for one in sizes), -size, size))
+    return min(found)[-1] if found else 0
+
+
+def _sequence_parts(run: Run, other: Run) -> int:
+    """Into how many parts what most modules are given was cut, along a dimension that is not the batch."""
+    shapes = [_given(one) for one in (run, other)]
+    parts: Counter[int] = Counter()
+    for name, own in shapes[0].items():
+        whole = shapes[1].get(name, ())
+        cut = [dim for dim, (mine, size) in enumerate(zip(own, whole, strict=False)) if dim and size > mine > 0]
+        if len(own) == len(whole) > 2:
+            fits = len(cut) == 1 and whole[cut[0]] % own[cut[0]] == 0
+            parts[whole[cut[0]] // own[cut[0]] if fits else 1] += 1
+    return parts.most_common(1)[0][0] if parts else 1
+
+
+def _given(run: Run) -> dict[str, Shape]:
+    """The shapes of what modules are given, by their paths."""
+    import polars as pl
+
+    rows = run.table.filter((pl.col("role") == INPUT) & (pl.col("kind") == TENSOR))
+    calls = ((parse_op(run.ops[op]), name, shape) for op, name, shape in rows.select("op", "name", "shape").iter_rows())
+    return {f"{bare_path(op.body)} {name.removeprefix(op.text)}": dims(shape) or ()
+            for op, name, shape in calls if op.is_module and op.direction == FORWARD and op.call <= 0}  # fmt: skip
 
 
 def _parameters(run: Run) -> dict[str, tuple[Any, ...]]:
@@ -227,8 +329,9 @@ _ITEM = re.compile(r"(?<=\.)(\w+)\.(\d{1,18})(?=\.)")
 def expert_lists(ranks: Mapping[int, RankDump], other: Run | None) -> tuple[str, ...]:
     """Lists of modules that are experts by what they hold, whatever their name: each rank has some of them.
 
-    The other run's list is several times as long. Its items have the same parameters on every rank, with other values;
-    what is around them is the same everywhere, so these are no layers of pipeline stages.
+    The other run's list is several times as long, or as short where it is made of ranks too. Its items have the same
+    parameters on every rank, with other values; what is around them is the same everywhere, so these are no layers of
+    pipeline stages.
     """
     if other is None or len(ranks) < 2:
         return ()
@@ -245,7 +348,8 @@ def expert_lists(ranks: Mapping[int, RankDump], other: Run | None) -> tuple[str,
     for name, numbers in whole.items():
         sizes = {len(one.get(name, ())) for one in local}
         size = min(sizes)
-        fewer = len(sizes) == 1 and size and len(numbers) % size == 0 and 1 < len(numbers) // size <= len(ranks)
+        long, short = max(len(numbers), size), min(len(numbers), size)
+        fewer = len(sizes) == 1 and size and long % short == 0 and long > short and len(numbers) <= size * len(ranks)
         if fewer and name not in ("experts", "local_experts") and _differ_inside_only(runs, name):
             lists.append(name)
     return tuple(lists)
@@ -273,7 +377,7 @@ def _differ_inside_only(runs: Sequence[Run], name: str) -> bool:
     alike = all(
         one.keys() == others[0].keys() and 2 * count > len(one) for one, count in zip(others, same, strict=True)
     )
-    return alike and all(one == shapes[0] for one in shapes) and all(one != items[0] for one in items[1:])
+    return alike and all(one == shapes[0] for one in shapes) and any(one != items[0] for one in items[1:])
 
 
 def _batch_parts(run: Run, other: Run) -> int:
@@ -322,6 +426,8 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
         # Ranks with parts of parameters and of the batch send samples to one another, as to experts.
         sizes |= {"tp": 1, "ep": world}
     tokens, goal = token_shape(dumps[0].run), token_shape(other)
+    if not (tokens and goal) and sizes["tp"] * sizes["pp"] * sizes.get("ep", 1) == 1:
+        tokens, goal = (1, 1), (1, _sequence_parts(dumps[0].run, other))
     if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
         size, model = goal[1] // tokens[1], sizes["tp"] * sizes["pp"] * sizes.get("ep", 1)
         # Where there are no ranks for it beside those that cut the parameters, these cut the sequence too.

@@ -17,9 +17,10 @@ import numpy as np
 
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._judge.deviation import product_types
+from twinprobe._judge.operations import hidden_precision
 from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import chunk_of
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, is_module, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import GRADIENT, INPUT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.whole_files import whole_file
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 LAYOUT_FILE = "layout.json"
 COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
 REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
+_PIECE_BY_PIECE = re.compile(COLLECTIVE.pattern + r"(batch_isend_irecv|i?send|i?recv)\.")
+_TO_EACH = re.compile(COLLECTIVE.pattern + r"all_to_all\w*\.")
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
@@ -313,26 +316,62 @@ def _recomputation(run: Run) -> set[str]:
     return found
 
 
-def without_recomputation(dump: RankDump) -> int:
-    """Leave such calls out, number the others as if there had been none, and say how many there were."""
-    run, again = dump.run, _recomputation(dump.run)
-    if not again:
+def without_own_calls(opened: Sequence[Mapping[int, RankDump]], sequences: Sequence[bool]) -> list[str]:
+    """Leave out of both runs what only their way of computing needs; returns what is said of that.
+
+    With checkpointing, backward computes activations once more: neither new values nor another batch. ``sequences``:
+    the runs whose ranks have parts of sequences, and so deal with pieces of one another.
+    """
+    said = []
+    for word, ranks, cut in zip(("target", "golden"), opened, sequences, strict=True):
+        again = sum(_leave_out(dump, _recomputation(dump.run)) for dump in ranks.values())
+        among_others = min(map(len, opened)) > 1
+        ring = sum(_leave_out(dump, _exchanges(dump.run, among_others)) for dump in ranks.values() if cut)
+        said += [f"{word}: {again:,} calls of functions inside backward (checkpointing, communication): left out"] * (
+            again > 0
+        ) + [f"{word}: {ring:,} calls of functions on pieces of other ranks: left out"] * (ring > 0)
+    return said
+
+
+def _leave_out(dump: RankDump, names: Collection[str]) -> int:
+    """Leave calls out and number the others as if there had been none; returns how many there were."""
+    run = dump.run
+    if not names:
         return 0
-    kept: dict[str, list[int]] = defaultdict(list)
+    kept: dict[str, dict[int, int]] = defaultdict(dict)  # the new numbers by the old ones
     for name, op in zip(run.ops, run.op_names, strict=True):
-        if op.direction == FORWARD and name not in again:
-            kept[f"{op.prefix}.{op.body}.{op.cls}"].append(op.call)
+        if op.direction == FORWARD and name not in names:
+            calls = kept[f"{op.prefix}.{op.body}.{op.cls}"]
+            calls.setdefault(op.call, len(calls))
     renamed = {}
     for name, op in zip(run.ops, run.op_names, strict=True):
         calls = kept[f"{op.prefix}.{op.body}.{op.cls}"]
-        renamed[name] = op.renumbered(calls.index(op.call)) if op.call in calls else name
-    shorter = _without(run, again)
+        renamed[name] = op.renumbered(calls[op.call]) if op.call in calls else name
+    shorter = _without(run, names)
     dump.suffixes, dump.micro = _suffixes(shorter), [0] * len(shorter.ops)
     shorter.ops = [renamed[name] for name in shorter.ops]
     shorter.parents = {renamed.get(name, name): None if above is None else renamed.get(above, above)
-                       for name, above in run.parents.items() if name not in again}  # fmt: skip
+                       for name, above in run.parents.items() if name not in names}  # fmt: skip
     dump.run = shorter
-    return len(again)
+    return len(names)
+
+
+def _exchanges(run: Run, among_others: bool) -> set[str]:
+    """What modules call themselves once they deal with one rank's piece after the other.
+
+    Such are the steps of a ring: as many as there are ranks, less those that a mask leaves out. ``among_others``: the
+    other run is made of ranks too, so that what each of them is sent (all-to-all) is another piece there.
+    """
+    begun, found = set[str](), []
+    for name, op in zip(run.ops, run.op_names, strict=True):
+        above = run.parents.get(name)
+        if above is None or op.is_module or op.direction != FORWARD or not is_module(above):
+            continue
+        if _PIECE_BY_PIECE.match(name) or (among_others and _TO_EACH.match(name)):
+            begun.add(above)
+        if above in begun:
+            found.append(name)
+    return with_backward(found).intersection(run.ops)
 
 
 def without_functions(run: Run, modules: Collection[str], head: Callable[[str], str]) -> Run:
@@ -408,8 +447,9 @@ def gradient_precision(dumps: Iterable[Path]) -> tuple[float, str]:
     """
     for file in dumps:
         with suppress(TwinProbeError):
-            table = open_run(file).table
-            products = max(map(epsilon, product_types(table["name"], table["dtype"])), default=0.0)
+            table = (run := open_run(file)).table
+            computed = product_types(table["name"], table["dtype"])
+            products = max(hidden_precision(run), *map(epsilon, computed), 0.0)
             reduced = table.filter(table["name"].str.contains(REDUCTION) & table["dtype"].str.contains("float16"))
             types = {*reduced["dtype"].unique().to_list(), *reduced_types(file.parent / LAYOUT_FILE)}
             dtypes = {epsilon(dtype): dtype.rpartition(".")[2] for dtype in types}

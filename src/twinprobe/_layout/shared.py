@@ -575,9 +575,11 @@ def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: 
     if not usual or np.mean(np.abs(factors / usual - 1) < close) < _MOST_GRADIENTS:
         return []
     why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < close]
-    told = f", as many as {' and '.join(why)}" if why else ""
+    told = f", as many as {' or '.join(why)}" if why else ""
     if few := len(factors) < _MOST_GRADIENTS * len(every):
         told += ", the others agree"
     count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
+    digits = 4 if precision < _SAME_FACTOR else 2
     # Where not all differ, only a number of ranks is no chance.
-    return [f"the gradients of {count} parameters are {usual:.4g} times golden's{told}"] if why or not few else []
+    said = f"the gradients of {count} parameters are {usual:.{digits}g} times golden's{told}"
+    return [said] if why or not few else []

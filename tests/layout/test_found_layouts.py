@@ -1,0 +1,106 @@
+"""The layouts of two runs that are both made of ranks, where neither was recorded nor given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_wrong_ranks import UP, Calls, compared, layer, record
+
+RANDOM = np.random.default_rng(5)
+WORDS, TABLE = RANDOM.integers(0, 32, (8, 16)), RANDOM.standard_normal((32, 8)).astype(np.float32)
+WEIGHTS, VALUES = RANDOM.standard_normal((4, 8, 8), dtype=np.float32), RANDOM.standard_normal((8, 8), dtype=np.float32)
+PARTS = {"cp": "sequences are cut otherwise in the other run", "ep": "ranks hold other experts",
+         "pp": "stages hold other parameters"}  # fmt: skip
+
+
+def ranks(folder: Path, calls: list[Calls], parents: list[dict[str, Any]] | None = None) -> None:
+    for rank, own in enumerate(calls):
+        place = folder / "step0" / f"rank{rank}"
+        record(place, own, parents=parents[rank] if parents else None)
+        (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": len(calls)}))
+
+
+def sequences(count: int, *, images: bool = False) -> list[Calls]:
+    """Each rank has all parameters and a part of every sequence."""
+    if images:  # of values, not of words
+        return [{UP: {"input.0": TABLE[own], "parameters.weight": TABLE, "output.0": TABLE[own]}}
+                for own in np.split(WORDS, count, axis=1)]  # fmt: skip
+    return [{UP: {"input.0": own, "parameters.weight": TABLE, "output.0": TABLE[own]}}
+            for own in np.split(WORDS, count, axis=1)]  # fmt: skip
+
+
+def experts(count: int, name: str = "experts", replicas: int = 1) -> list[Calls]:
+    """Each rank has some experts, and all else; the router sees its own samples."""
+    found = []
+    for rank in range(count * replicas):
+        own = np.split(np.arange(4), count)[rank % count]
+        part = np.split(VALUES, count * replicas)[rank]
+        calls = {"Module.router.Linear.forward.0": layer(TABLE, part), UP: layer(VALUES, part)}
+        calls |= {f"Module.mlp.{name}.{at}.Linear.forward.0": layer(WEIGHTS[number], VALUES)
+                  for at, number in enumerate(own)}  # fmt: skip
+        found.append(calls)
+    return found
+
+
+def stages(count: int) -> list[Calls]:
+    """Each rank has some layers, numbered from zero."""
+    return [{f"Module.layers.{at}.Linear.forward.0": layer(WEIGHTS[number], VALUES) for at, number in enumerate(own)}
+            for own in np.split(np.arange(4), count)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "axis"),
+    [
+        (sequences(2), sequences(4), "cp"),
+        (sequences(2, images=True), sequences(4, images=True), "cp"),
+        (experts(2), experts(4), "ep"),
+        (experts(4, "branches"), experts(2, "branches"), "ep"),
+        (stages(2), stages(4), "pp"),
+    ],
+)
+def test_two_runs_of_ranks_need_no_layout(
+    target: list[Calls], golden: list[Calls], axis: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks(tmp_path / "t", target)
+    ranks(tmp_path / "g", golden)
+    found = compared(tmp_path, capsys, "")
+    for side, calls in (("target", target), ("golden", golden)):
+        assert f"{side}: {len(calls)} ranks, layout {axis}={len(calls)} (found: {PARTS[axis]})" in found["notes"]
+    assert found["first"] is None
+    assert found["verdicts"]["error"] == 0
+
+
+def test_experts_that_several_ranks_hold_are_not_more_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks(tmp_path / "t", experts(2, replicas=2))
+    ranks(tmp_path / "g", experts(2))
+    notes = compared(tmp_path, capsys, "")["notes"]
+    assert f"target: 4 ranks, layout ep=2,dp=2 (found: {PARTS['ep']})" in notes
+
+
+def test_a_wrong_expert_is_found_between_two_runs_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = experts(4)
+    name = "Module.mlp.experts.0.Linear.forward.0"
+    wrong[2][name] = layer(WEIGHTS[2] * np.float32(1.5), VALUES)
+    ranks(tmp_path / "t", wrong)
+    ranks(tmp_path / "g", experts(2))
+    first = compared(tmp_path, capsys, "")["first"]
+    assert first["op"] == "Module.mlp.experts.2.Linear.forward.0"
+
+
+def test_ranks_that_have_nothing_in_common_with_the_other_run_are_not_guessed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three sequences of another length no number of ranks makes the other run's batch."""
+    ranks(tmp_path / "t", sequences(2))
+    longer = [
+        {UP: {"input.0": own, "parameters.weight": TABLE, "output.0": TABLE[own]}} for own in (WORDS[:3, :5],) * 4
+    ]
+    ranks(tmp_path / "g", longer)
+    notes = compared(tmp_path, capsys, "", code=2)["notes"]
+    assert not [note for note in notes if "(found" in note]
