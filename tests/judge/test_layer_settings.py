@@ -12,6 +12,7 @@ from torch import nn
 
 import twinprobe
 from twinprobe._cli.main import main
+from twinprobe._record.recorder import built_with
 
 
 class Net(nn.Module):
@@ -117,3 +118,10 @@ def test_a_parameter_that_one_run_lacks_is_named(tmp_path: Path, in_target: bool
     assert found.op == "Module.1.Linear.forward.0"
     assert f"only {'the target' if in_target else 'golden'} has bias [5]" in found.sentence
     assert compared(tmp_path / "zeros", *(net(True, 0.0), net(False))[:: 1 if in_target else -1]).first is None
+
+
+def test_the_mode_of_an_upsampling_and_the_padding_of_a_table_are_settings() -> None:
+    """A recurrent layer's mode is its kind, which no setting says."""
+    assert built_with(nn.Upsample(scale_factor=2, mode="bilinear"))["mode"] == "bilinear"
+    assert [built_with(nn.Embedding(4, 3, padding_idx=at))["padding_idx"] for at in (0, None)] == [0, "none"]
+    assert "mode" not in built_with(nn.GRU(3, 4))

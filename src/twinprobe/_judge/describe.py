@@ -42,7 +42,7 @@ from twinprobe._judge.search import (
 )
 from twinprobe._judge.verdicts import PASS, RULES, Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
-from twinprobe._runs.names import FORWARD, OPTIMIZER, parse_op
+from twinprobe._runs.names import FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError
@@ -260,7 +260,7 @@ def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginnin
         if made != NONE and made == flow.golden_source[beginning.row]:
             return f"it holds the values of {pairs['t_name'][made]}, which agree, in another order than golden's"
     optimizer = beginning.cause == OUTSIDE and place == "input.0" and name.startswith(OPTIMIZER)
-    clipped = clipping(pairs) if optimizer else ""
+    clipped = clipping(pairs) if optimizer or name.startswith(TOTAL_NORM) else ""
     return f"the gradient differs: {clipped}" if clipped else ""
 
 

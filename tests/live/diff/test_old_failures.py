@@ -105,14 +105,6 @@ def test_an_exception_in_the_tools_own_hook_is_noted_and_leaves_no_trace() -> No
     assert again.notes == auto_diff(Chain(), Chain(at=1, change=torch.sin), X, quiet=True).notes
 
 
-def test_a_missing_bias_is_an_error_that_names_it() -> None:
-    def net(bias: bool) -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4, bias=bias))
-
-    with pytest.raises(BadInput, match=r"1\.bias"):
-        auto_diff(net(True), net(False), X, quiet=True)
-
-
 def test_parameters_that_do_not_fit_are_an_error_with_both_shapes() -> None:
     with pytest.raises(BadInput) as caught:
         auto_diff(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 6)), X, quiet=True)

@@ -187,3 +187,19 @@ def test_a_class_of_the_users_own_may_be_called_as_a_special_layer() -> None:
     target, source = nn.Sequential(MultiHeadAttention("ab")), nn.Sequential(MultiHeadAttention("ba"))
     copy_weights(target, source)
     assert torch.equal(target[0].a_layer.weight, source[0].a_layer.weight)
+
+
+def test_an_attention_of_ones_own_inside_a_model_gets_the_weights_of_a_built_in_one() -> None:
+    """Nobody says that the two belong together; nothing else in a model of projections alone is taken for one."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    target, source = nn.Module(), nn.Module()
+    target.attn, target.head = Own(), nn.Linear(8, 2)
+    source.attn, source.head = nn.MultiheadAttention(8, 2), nn.Linear(8, 2)
+    copy_weights(target, source)
+    assert torch.equal(target.attn.k_proj.weight, source.attn.in_proj_weight[8:16])
+    assert torch.equal(target.attn.out_proj.weight, source.attn.out_proj.weight)

@@ -134,6 +134,14 @@ def _argument(suspect: Suspect) -> Kind | None:
             continue  # a tensor on one side: the call is made otherwise, not with another value
         target, golden = ("not given" if value is None else value for value in values)
         found.append((row.name, target, golden))
+    # Where no plain argument has a partner, one run gives them by keyword, the other by place.
+    plain = [
+        row
+        for row in suspect.rows
+        if row.role == INPUT and any(s and s.value is not None for s in (row.target, row.golden))
+    ]
+    if len(plain) > 1 and all(None in (row.target, row.golden) for row in plain):
+        found = [one for one in found if "not given" not in one]
     if not found:
         return None
     words = ", ".join(f"{name}: {_brief(target)} against {_brief(golden)}" for name, target, golden in found[:3])

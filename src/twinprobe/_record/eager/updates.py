@@ -52,7 +52,8 @@ class Updates:
             for path, module, compiled in [("", model, False), *recorder.watched_modules(model)]:
                 front = f"{path}." if path and module is not model else ""
                 for name, parameter in recorder.own_parameters(module, compiled).items():
-                    self._names[id(parameter)] = front + name, recorder.layout_of(module, name)
+                    # The outermost name: Paddle's recurrent layers and their cells hold the same parameters.
+                    self._names.setdefault(id(parameter), (front + name, recorder.layout_of(module, name)))
 
     def forget(self) -> None:
         """The recording stops."""
