@@ -18,13 +18,14 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS
 # Parameters of two modules that belong together: by name, by the frameworks' spelling, else by order and shape.
 
 BY_NAME, BY_SPELLING, BY_ORDER = "", "parameter spelling", "parameter order"
-# What the layers of MindSpore call the parameters of PyTorch's.
+# What the layers of MindSpore and Paddle call the parameters of PyTorch's. Paddle's variance is biased: it is another.
 _SPELLINGS = {
     "gamma": "weight",
     "beta": "bias",
     "embedding_table": "weight",
     "moving_mean": "running_mean",
     "moving_variance": "running_var",
+    "_mean": "running_mean",
 }
 Parameter = tuple[str, str | None]  # name, shape
 

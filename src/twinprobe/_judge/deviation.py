@@ -424,16 +424,17 @@ def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
     return hidden
 
 
-def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
+def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
     """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
     further apart than noise comes: scores that were masked out are no longer there to choose. Among equal values a
-    kernel takes any: places that differ where the values in order are the same are those of ties."""
+    kernel takes any: places that differ where the values in order are the same are those of ties. What one run alone
+    has has no partner to flip against."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
     unsure[flow.of_row[inputs & far]] = False
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    whole = outputs & (values.epsilon == 0) & (values.elements > 0)
+    whole = matched & outputs & (values.epsilon == 0) & (values.elements > 0)
     other = values.error != 0
     tied = np.append(flow.each_call(lambda op: op.direction == FORWARD and orders(op)), False)
     tied[flow.of_row[(flow.role == INPUT) & (values.elements > 0) & other]] = False
@@ -496,3 +497,16 @@ def gave_inside(flow: Flow, values: Values) -> Floats:
     np.maximum.at(held, flow.parent[inner], given[inner])
     passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
     return passed
+
+
+def carried_state(flow: Flow, far: Bools) -> Bools:
+    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
+    carried = np.zeros(len(flow.role), dtype=bool)
+    state = flow.first_inputs(flow.updates & flow.in_place)
+    state = state[flow.source[state] == NONE]  # what no call of this step has made
+    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
+    for name in np.unique(names):
+        rows = state[names == name]
+        own = rows[~flow.parameter[rows]]
+        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
+    return carried

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.names import OpName
+from twinprobe._runs.names import LISTS, OpName
 
 if TYPE_CHECKING:
     import polars as pl
@@ -168,7 +168,7 @@ def orders(op: OpName) -> bool:
 @lru_cache(maxsize=4096)
 def _of_name(body: str) -> Operation:
     name = body.rpartition(".")[2]
-    bare = name.strip("_").lower()
+    bare = name.removeprefix(LISTS).strip("_").lower()
     known = _BY_NAME.get(bare)
     if known is None and name.startswith("__") and bare[:1] in ("i", "r"):  # __iadd__, __rmul__
         known = _BY_NAME.get(bare[1:])

@@ -257,11 +257,15 @@ def optimizer_steps(step: Callable[[Any, Any, Any, Any], Any]) -> Iterator[Repla
 _tensors = PaddleTensors(HostRows(values=True, digest=None))
 
 
+_STATISTICS = ("_mean", "_variance")  # of a batch norm: parameters that nothing trains
+
+
 class PaddleWatcher(EagerWatcher):
     """Layers, optimizers and backward passes of Paddle."""
 
     recorder = PaddleRecorder
     containers = (paddle.nn.Sequential, paddle.nn.LayerList)
+    optimizers = (paddle.optimizer.Optimizer,)
 
     def quiet(self) -> Any:
         return paddle.no_grad()
@@ -279,6 +283,12 @@ class PaddleWatcher(EagerWatcher):
 
     def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
         return [(name, parameter) for name, parameter in model.named_parameters() if not parameter.stop_gradient]
+
+    def buffers_of(self, model: Any) -> Iterable[tuple[str, Any, str]]:
+        for path, layer in model.named_sublayers(include_self=True):
+            unsaved = layer._non_persistable_buffer_names_set
+            names = [name for name in (*_STATISTICS, *layer._buffers) if name not in unsaved]
+            yield from ((f"{path}.{name}".lstrip("."), layer, name) for name in names if hasattr(layer, name))
 
     def random_state(self) -> bytes:
         # The state is the generator's words, after an address that changes from run to run.
