@@ -111,8 +111,8 @@ def pair_rule(args: argparse.Namespace) -> Literal["place", "numbers"]:
 # Where a command's work runs: the same arguments for every command.
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, *, resume: bool = False, slices: bool = False) -> None:
-    """Declare the engine's arguments; ``resume`` and ``slices`` where the command knows them."""
+def add_engine_arguments(parser: argparse.ArgumentParser, *, slices: bool = False) -> None:
+    """Declare the engine's arguments; ``slices`` where the command cuts its work into them."""
     add = parser.add_argument_group("where the work runs").add_argument
     add("--engine", choices=ENGINES, default="auto",
         help="where to run: in this process, in worker processes or on a Ray cluster (default: auto)")  # fmt: skip
@@ -124,8 +124,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, resume: bool = Fals
         add("--slice-mb", type=positive, metavar="N",
             help="split the tensors of a rank into slices of N MiB (default: 1024, or 8192 if every worker "
             "has at least 4 ranks)")  # fmt: skip
-    if resume:
-        add("--resume", action="store_true", help="resume an interrupted run of the same command")
+    add("--resume", action="store_true", help="resume an interrupted run of the same command")
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:

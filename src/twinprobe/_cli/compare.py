@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--consistent_check", action="store_true", help=argparse.SUPPRESS)
     add("--backend", help=argparse.SUPPRESS)
     add("--config", help=argparse.SUPPRESS)
-    add_engine_arguments(parser, resume=True, slices=True)
+    add_engine_arguments(parser, slices=True)
 
 
 def run(args: argparse.Namespace) -> int:

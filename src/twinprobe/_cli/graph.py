@@ -49,7 +49,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
-    add_engine_arguments(parser, resume=True)
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

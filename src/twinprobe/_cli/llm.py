@@ -69,7 +69,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="time limit of a custom metric for one pair (default: 60)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
-    add_engine_arguments(parser, resume=True)
+    add_engine_arguments(parser)
     parser.set_defaults(results="output")
 
 

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-config", "--config-path", type=path, required=True, metavar="YAML", help="which calls and metrics to merge")
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
-    add_engine_arguments(parser, resume=True)
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -259,7 +259,9 @@ class ModuleWatch:
         if not recorder.takes_all:
             recorder.engine.filter.entering(call.name)
         if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
-            self._place(call, frame)
+            # The frames outside the module are shared by all calls inside it, so they are walked once.
+            base, stop = (call.parent.stack, call.parent.frame) if call.parent else (None, 0)
+            call.stack = recorder.engine.stack(call.name, frame, base, stop)
             call.parts = {}
             if recorder.inputs:
                 call.parts["input_args"] = recorder.capture.items(args)
@@ -267,12 +269,6 @@ class ModuleWatch:
                 call.parts["parameters"] = recorder.parameters_of(call.info)
         if recorder.backward and recorder.grad_enabled():
             call.watch = recorder.before_call(call.backward, args, kwargs, False)
-
-    def _place(self, call: ModuleCall, frame: FrameType) -> None:
-        # The frames outside the module are shared by all calls inside it, so they are walked once.
-        parent = call.parent
-        base, stop = (parent.stack, parent.frame) if parent else (None, 0)
-        call.stack = self._recorder.engine.stack(call.name, frame, base, stop)
 
     def _leave(self, call: ModuleCall, output: Any, failed: bool) -> None:
         recorder = self._recorder

@@ -204,9 +204,9 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
+def fill_html(table: pl.DataFrame, summary: Summary, path: Path) -> None:
     """Write the page to exactly this path."""
-    packed = packed_table(table, rows_per_page=rows_per_page)
+    packed = packed_table(table)
     shown = summary.to_dict()
     if packed["rows"] < table.height:
         left_out = table.height - packed["rows"]

@@ -201,7 +201,8 @@ class _Arranger:
         parts = [at for at, child in enumerate(children) if self._size[child]]
         reads = [self._facts.fingerprints.tensor(self._facts.input_row(children[at])) for at in parts]
         starts = _first_fork(reads)
-        if not starts or all(self._is_linear(children[parts[at]]) for at in starts):
+        layers = [self._layer.get(children[parts[at]]) for at in starts]
+        if all(layer is not None and layer.kind == LINEAR for layer in layers):
             return None
         first, last = parts[starts[0]], parts[starts[-1]]
         end = self._join(children, first, last)
@@ -211,9 +212,6 @@ class _Arranger:
         if ordered == branches:
             return None
         return [*children[:first], *(child for branch in ordered for child in branch), *children[end:]]
-
-    def _is_linear(self, node: int) -> bool:
-        return node in self._layer and self._layer[node].kind == LINEAR
 
     def _join(self, children: list[int], first: int, last: int) -> int:
         """The place of the call, after the last branch began, that takes what an earlier branch gave."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine
 from twinprobe._record.entries import Note, Row
@@ -124,7 +123,11 @@ class KeepingRecorder(TorchRecorder):
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine]) -> None:
         super().__init__(config, make_engine)
         self._hooked = self.parameters
-        self._left = LeftGradients(self, _own_parameters, lambda _module, _name, gradient: self.capture(gradient))
+        self._left = LeftGradients(
+            self,
+            lambda info: {} if info.compiled else info.module._parameters,
+            lambda _module, _name, gradient: self.capture(gradient),
+        )
 
     def watch_parameters(self) -> None:
         hooked = self.rank() is not None or any(_gives_away(info.module) for info in self.modules.infos.values())
@@ -156,10 +159,6 @@ class KeepingRecorder(TorchRecorder):
     def stop(self) -> None:
         self.passes = 0
         super().stop()
-
-
-def _own_parameters(info: ModuleInfo) -> Mapping[str, torch.nn.Parameter | None]:
-    return {} if info.compiled else info.module._parameters
 
 
 def _gives_away(module: torch.nn.Module) -> bool:

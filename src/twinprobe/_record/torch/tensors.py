@@ -214,7 +214,7 @@ class TensorRegistry:
                 row = self._fresh(content, content.shape, save, content._version).row
             else:
                 row = self.note(content, save).row
-        shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
+        shape = tuple(int(size) for size in tensor.shape) if not getattr(tensor, "is_nested", False) else ()
         shard = None
         if self._sketch and row is not None and content is not None and text.endswith("DTensor"):
             shard = shard_sketch(tensor, content)
@@ -273,11 +273,8 @@ class TensorRegistry:
         """One tensor's memory may change without a new version."""
         self.settle()
         with silence():
-            self._forget_rows_of(tensor)
-
-    def _forget_rows_of(self, tensor: torch.Tensor) -> None:
-        if type(tensor) in (torch.Tensor, _parameter_type) and tensor.layout is torch.strided:
-            self._numbers.renumber(tensor.untyped_storage())
+            if type(tensor) in (torch.Tensor, _parameter_type) and tensor.layout is torch.strided:
+                self._numbers.renumber(tensor.untyped_storage())
 
     @property
     def deferred(self) -> bool:
@@ -310,10 +307,6 @@ class TensorRegistry:
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     """The values as the program sees them; memory may hold their negatives or conjugates."""
     return tensor.detach().resolve_conj().resolve_neg()
-
-
-def _ragged(tensor: torch.Tensor) -> bool:
-    return bool(getattr(tensor, "is_nested", False))
 
 
 # A function mode that records nothing: it makes sure that waiting tensors are measured before they are written to.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -395,15 +396,8 @@ def _sink(given: Any, folder: Path) -> Any:
     if callable(getattr(given, "add_scalar", None)):
         return _TensorBoard(given)
     if callable(getattr(given, "log", None)):
-        return _Logger(given)
+        return SimpleNamespace(log=given.log)  # it is called, but not closed: the user opened it
     raise BadInput(
         f"sinks holds {type(given).__name__}, which is not a logger",
         hint='give "tensorboard", a SummaryWriter, or an object with log(values, step), such as a wandb run',
     )
-
-
-class _Logger:
-    """The user's own logger. It is called, but not closed: the user opened it."""
-
-    def __init__(self, logger: Any) -> None:
-        self.log = logger.log
