@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from test_wrong_ranks import UP, Calls, compared, layer, record
 
+from twinprobe._cli import main
+
 RANDOM = np.random.default_rng(5)
 WORDS, TABLE = RANDOM.integers(0, 32, (8, 16)), RANDOM.standard_normal((32, 8)).astype(np.float32)
 WEIGHTS, VALUES = RANDOM.standard_normal((4, 8, 8), dtype=np.float32), RANDOM.standard_normal((8, 8), dtype=np.float32)
@@ -104,3 +106,59 @@ def test_ranks_that_have_nothing_in_common_with_the_other_run_are_not_guessed(
     ranks(tmp_path / "g", longer)
     notes = compared(tmp_path, capsys, "", code=2)["notes"]
     assert not [note for note in notes if "(found" in note]
+
+
+def ring(rank: int, whole: np.ndarray, exchange: str) -> tuple[Calls, dict[str, Any]]:
+    """A module that works on its own block, then on those of the ranks before it: a mask leaves out the others."""
+    around, own = "Module.attn.Ring.forward.0", np.split(whole, 2, axis=1)
+    blocks = [f"Tensor.mul.{at}.forward" for at in range(rank + 1)]
+    calls: Calls = {blocks[0]: {"output.0": own[rank]}, exchange: {"output.0": own[1 - rank]}}
+    calls |= {name: {"output.0": own[0] * 2} for name in blocks[1:]}
+    after = f"Tensor.mul.{rank + 1}.forward"  # outside of the module, with another number on each rank
+    calls |= {around: {"output.0": own[rank]}, after: {"output.0": own[rank] * 3}}
+    return calls, {**dict.fromkeys([*blocks, exchange], around), around: None, after: None}
+
+
+@pytest.mark.parametrize(("layout", "said"), [("cp=2", True), ("dp=2", False)])
+def test_steps_of_a_ring_are_left_out(
+    layout: str, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only ranks that share sequences deal with pieces of one another."""
+    whole = RANDOM.standard_normal((4, 8, 8)).astype(np.float32)
+    if layout == "dp=2":
+        whole = whole.transpose(1, 0, 2)
+    exchange = "Distributed.batch_isend_irecv.0.forward"
+    calls, parents = zip(*(ring(rank, whole, exchange) for rank in range(2)), strict=True)
+    ranks(tmp_path / "t", list(calls), list(parents))
+    around, first, after = "Module.attn.Ring.forward.0", "Tensor.mul.0.forward", "Tensor.mul.1.forward"
+    one = {first: {"output.0": whole}, around: {"output.0": whole}, after: {"output.0": whole * 3}}
+    record(tmp_path / "g" / "step0" / "proc1", one, parents={first: around, around: None, after: None})
+    notes = compared(tmp_path, capsys, layout)["notes"]
+    assert ("target: 3 calls of functions on pieces of other ranks: left out" in notes) is said
+    assert bool([note for note in notes if "rank 1 calls Tensor.mul here" in note]) is not said
+
+
+def updates(folder: Path, factors: list[float]) -> None:
+    """What an optimizer was given: gradients that were clipped to a norm of 2."""
+    calls: Calls = {}
+    for at, factor in enumerate(factors):
+        gradient = WEIGHTS[at % 4] * np.float32(factor)
+        values = {"input.0": gradient, "output.0": VALUES - gradient, "parameters.before": VALUES}
+        calls[f"Optimizer.layers.{at}.weight.SGD.0.forward"] = values
+    calls["Optimizer.total_norm.SGD.0.forward"] = {"input.0": np.full(1, 2.0, np.float32)}
+    record(folder, {UP: {"output.0": VALUES}})
+    record(folder, calls, name="optimizer")
+
+
+@pytest.mark.parametrize(("factors", "named"), [([0.9, 0.9, 1.4, 0.9], 2), ([0.9, 0.8, 1.4, 0.7], 0)])
+def test_the_gradient_that_clips_all_others_is_named(
+    factors: list[float], named: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    updates(tmp_path / "g" / "step0" / "proc1", [1.0] * 4)
+    for rank in range(2):
+        updates(tmp_path / "t" / "step0" / f"rank{rank}", factors)
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--layout", "dp=2"]) == 0
+    results = json.loads(capsys.readouterr().out)["ranks"]
+    (found,) = (one for one in results if one["rank"].endswith("optimizer"))
+    assert found["first"]["op"] == f"Optimizer.layers.{named}.weight.SGD.0.forward"
