@@ -235,7 +235,7 @@ def find(
     send each other (``compare -da``); ``rank``, ``step`` and ``rounding`` belong to these.
     """
     from twinprobe._find.programs import is_command
-    from twinprobe._report.overview import write_index
+    from twinprobe._report.html import write_index
 
     if any(map(is_command, (target, golden))):
         from twinprobe._find.search import PAGE, RESULT, search
@@ -370,7 +370,7 @@ def draw(
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
     from twinprobe._judge.verdicts import Thresholds
-    from twinprobe._report.overview import write_index
+    from twinprobe._report.html import write_index
 
     request = GraphRequest(
         target=as_path(target),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from twinprobe._align.calls import Head
+from twinprobe._align.calls import Callee
 from twinprobe._align.mapping.api_names import SignatureMap, _tables, family, signature, torch_name
 
 # Overloads whose documentation does not spell out the arguments.
@@ -64,7 +64,7 @@ def test_the_table_is_large_and_each_api_occurs_once_per_side() -> None:
 )
 def test_names_are_translated(name: str, means: str) -> None:
     prefix, _, body = name.partition(".")
-    assert torch_name(Head(name, prefix, body, "", body, False), is_mindspore=True) == means
+    assert torch_name(Callee(name, prefix, body, "", body, False), is_mindspore=True) == means
 
 
 def test_spellings_of_one_function_are_one_family() -> None:

@@ -190,7 +190,7 @@ def test_a_compiled_model_meets_the_outermost_calls_of_an_eager_one(
         found = compared(one, other)
         assert found.summary.first is None
         assert found.summary.verdicts["error"] == 0
-        assert any("the model as a whole" in note for note in found.summary.notes)
+        assert any("the whole model as a single call" in note for note in found.summary.notes)
     assert matched(target, golden)[logits] == "Module.lm_head.Linear.forward.0.output.0"
     first = compared(compiled("w", broken(llama())), golden).summary.first
     assert first is not None

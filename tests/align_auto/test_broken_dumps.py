@@ -9,7 +9,7 @@ import pytest
 from support import forward, tensor, write_dump
 from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.auto.tree import ROOT, call_tree
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._runs.run import Run, open_run
 
 
@@ -21,7 +21,7 @@ def _run(folder: Path, names: list[str], parents: dict[str, object] | None, **le
 def test_a_circle_of_parents_is_cut(tmp_path: Path) -> None:
     names = [f"Module.{word}.Block.forward.0" for word in ("a", "b", "c")]
     run = _run(tmp_path, names, {names[0]: names[1], names[1]: names[2], names[2]: names[0]})
-    tree = call_tree(Side(run))
+    tree = call_tree(RunCalls(run))
     assert sorted(tree.in_order) == list(range(len(tree)))
     align_runs(run, run)
 
@@ -29,7 +29,7 @@ def test_a_circle_of_parents_is_cut(tmp_path: Path) -> None:
 def test_modules_without_values_still_nest(tmp_path: Path) -> None:
     inner, middle, outer = (f"Module.{path}.Block.forward.0" for path in ("a.b.c", "a.b", "a"))
     run = _run(tmp_path, [inner, outer], {inner: middle, middle: outer, outer: None})
-    tree = call_tree(Side(run))
+    tree = call_tree(RunCalls(run))
     number = {name: node for node, name in enumerate(tree.name)}
     assert tree.parent[number[inner]] == number[middle]
     assert tree.parent[number[middle]] == number[outer]
@@ -44,7 +44,7 @@ def test_without_a_hierarchy_paths_tell_the_nesting(tmp_path: Path) -> None:
         "Module.a.Block.forward.1",
     ]
     run = _run(tmp_path, names, None)
-    tree = call_tree(Side(run))
+    tree = call_tree(RunCalls(run))
     number = {name: node for node, name in enumerate(tree.name)}
     assert tree.parent[number[names[0]]] == number[names[1]]
     assert tree.parent[number[names[2]]] == number[names[3]]

@@ -28,7 +28,7 @@ from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.auto.fingerprints import Fingerprints, ValueCells, same_values
 from twinprobe._align.auto.layer_scores import KindCells
 from twinprobe._align.auto.sequence import guess_by_keys, pair_by_cells, pair_by_table
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._runs.run import Run, open_run
 
 FUNCTIONS = ("reshape", "transpose", "add", "mul", "softmax", "matmul", "gelu", "cat", "exp", "sqrt")
@@ -138,7 +138,7 @@ def test_cells_find_what_tables_find(monkeypatch: pytest.MonkeyPatch, mindspore_
 def test_each_cell_says_what_the_table_says(reference: Path, names: str) -> None:
     folder = reference / "msprobe" / "dumps"
     one, other = (
-        Fingerprints(Side(open_run(next((folder / f"{names}_{side}").rglob("dump.json"))))) for side in ("a", "b")
+        Fingerprints(RunCalls(open_run(next((folder / f"{names}_{side}").rglob("dump.json"))))) for side in ("a", "b")
     )
     rows, others = [-1, *range(len(one.digest))], [*range(len(other.digest)), -1]
     table = same_values(one, rows, other, others)

@@ -14,7 +14,7 @@ from support import forward, tensor, write_dump
 from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.auto.alignment import Alignment
 from twinprobe._align.auto.tree import CallTree, Facts, call_tree
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._runs.run import Run, open_run
 
 WORDS = ("attn", "mlp", "norm", "q_proj", "fc1", "dense", "wrap", "layers.0", "layers.1")
@@ -121,7 +121,7 @@ def test_order_and_nesting_are_never_broken(tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("runs")
     target, golden = _open(folder / "t", models[0]), _open(folder / "g", models[1])
     alignment = align_runs(target, golden)
-    trees = call_tree(Side(target)), call_tree(Side(golden))
+    trees = call_tree(RunCalls(target)), call_tree(RunCalls(golden))
     pairs = _module_pairs(alignment, trees)
     for (mine, theirs), (other, partner) in itertools.combinations(pairs, 2):
         assert _encloses(trees[0], mine, other) == _encloses(trees[1], theirs, partner)

@@ -39,7 +39,7 @@ def test_every_module_finds_its_partner_and_none_a_wrong_one(
 
 def test_the_extra_level_stays_alone_and_says_why(mindspore_pair: tuple[Run, Run]) -> None:
     alignment = align_runs(*mindspore_pair)
-    alone = [one for one in alignment.target_alone if one.name.startswith("Cell.")]
+    alone = [one for one in alignment.target_unmatched if one.name.startswith("Cell.")]
     assert [one.name for one in alone] == ["Cell.module.module.language_model.TransformerLanguageModel.forward.0"]
     assert "level of its own" in alone[0].why
     assert alignment.modules == (28, 27)

@@ -92,3 +92,28 @@ def test_a_setting_without_effect_is_a_note(tmp_path: Path) -> None:
 def test_dumps_without_settings_are_compared_as_before(tmp_path: Path) -> None:
     norms = (nn.BatchNorm2d(6, momentum=0.9),), (nn.BatchNorm2d(6),)
     assert first(tmp_path, *norms, optimizer=False) is None
+
+
+@pytest.mark.parametrize("in_target", [True, False])
+def test_a_parameter_that_one_run_lacks_is_named(tmp_path: Path, in_target: bool) -> None:
+    """Not one of zeros, which adds nothing."""
+
+    def net(bias: bool, value: float | None = None) -> nn.Module:
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5, bias=bias), nn.GroupNorm(1, 5))
+        if value is not None:
+            nn.init.constant_(made[1].bias, value)
+        made[2].load_state_dict(nn.GroupNorm(1, 5).state_dict())
+        return made
+
+    def compared(folder: Path, *models: nn.Module) -> Any:
+        for model, name in zip(models, "ba", strict=True):
+            with twinprobe.record(model, folder / name, level="L0"):
+                model(torch.randn(3, 4, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+        return twinprobe.compare(folder / "b", folder / "a")
+
+    models = net(True), net(False)
+    found = compared(tmp_path / "one", *(models if in_target else models[::-1])).first
+    assert found.op == "Module.1.Linear.forward.0"
+    assert f"only {'the target' if in_target else 'golden'} has bias [5]" in found.sentence
+    assert compared(tmp_path / "zeros", *(net(True, 0.0), net(False))[:: 1 if in_target else -1]).first is None

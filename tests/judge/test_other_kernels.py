@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -128,3 +129,53 @@ def test_elements_of_a_list_are_as_large_as_each_of_them_is(tmp_path: Path) -> N
     (pair,) = result.pairs.values()
     (updated,) = (one for one in pair.summary.results if one.name == "updated parameters")
     assert not updated.agrees
+
+
+class Dealer(nn.Module):
+    """Deals tokens out to experts, sorted by the number of the expert, and puts the results back."""
+
+    def __init__(self, *, back: bool = True) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(24, 24) for _ in range(3))
+        self.back = back
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        number = torch.arange(len(x)) % 3
+        _, order = torch.sort(number)
+        dealt = zip(self.experts, x[order].chunk(3), strict=True)
+        results = torch.cat([torch.tanh(expert(tokens)) for expert, tokens in dealt])
+        return results[torch.argsort(order)] if self.back else results
+
+
+def deal(folder: Path, *, last_first: bool, back: bool = True) -> Path:
+    """Record a step of it, with PyTorch's own sort or with one that puts the last of equal values first."""
+
+    def sort(values: torch.Tensor, *, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+        order = len(values) - 1 - np.argsort(values.numpy()[::-1], kind="stable")
+        return torch.from_numpy(values.numpy()[order].copy()), torch.from_numpy(order.copy())
+
+    torch.manual_seed(3)
+    model = Dealer(back=back)
+    batch, wanted = torch.randn(2, 18, 24)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        if last_first:
+            library.impl("sort.stable", sort, "CPU")
+        with twinprobe.torch.record(model, str(folder), level="mix") as recording:
+            (model(batch) - wanted).square().mean().backward()
+            recording.step()
+    return folder
+
+
+def test_equal_values_may_be_sorted_in_any_order(tmp_path: Path) -> None:
+    result = twinprobe.compare(deal(tmp_path / "t", last_first=True), deal(tmp_path / "g", last_first=False))
+    assert result.agrees, result.first
+    notes = [note for pair in result.pairs.values() for note in pair.summary.notes]
+    assert any("Torch.sort.0.forward.output.1" in note for note in notes), notes
+
+
+def test_an_order_that_is_not_undone_changes_the_loss(tmp_path: Path) -> None:
+    """What depends on the order of equal values is no noise."""
+    result = twinprobe.compare(
+        deal(tmp_path / "t", last_first=True, back=False), deal(tmp_path / "g", last_first=False, back=False)
+    )
+    assert not result.agrees

@@ -170,6 +170,78 @@ def test_a_loss_off_by_a_constant_is_not_said_to_agree(way: str, loss_agrees: bo
     assert "parameter gradients agree" in lines
 
 
+class Scored(Attention):
+    """It computes its own loss."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = super().forward(x).float()
+        return functional.cross_entropy(scores, labels), scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "agrees"), [("fused", True), ("wrong", False)])
+def test_a_compiled_model_is_trained_in_mixed_precision_as_an_eager_one(way: str, agrees: bool, tmp_path: Path) -> None:
+    """It shows one call, and nothing of the types inside; behind it come the loss and an optimizer, as in the other."""
+
+    dumps = []
+    for name in (way, "golden"):
+        torch.manual_seed(0)
+        model = Scored()
+        if name != "golden":
+            model.fused = True
+            model.compile(backend="eager")
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        with twinprobe.record(model, tmp_path / name, level="mix"):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, _ = model(torch.randn(8, 6, WIDTH), torch.arange(8) % 5)
+            (loss / 2).backward()
+            if name == "wrong":
+                model.qkv.weight.grad.mul_(1.1)
+            optimizer.step()
+        dumps.append(next((tmp_path / name).rglob("dump.json")))
+    result = twinprobe.compare(*dumps)
+    for line in ("the whole model as a single call", "loss agrees", "updated parameters"):
+        assert line in result.summary
+    assert result.agrees is agrees, result.first
+
+
+@pytest.mark.parametrize(("way", "agrees"), [("fused", True), ("wrong", False)])
+def test_gradients_that_are_zero_in_theory_are_so_without_their_scale(way: str, agrees: bool, tmp_path: Path) -> None:
+    """The bias of keys has no gradient but rounding; a scaler divides it by the scale, unseen, before the optimizer."""
+
+    def train(model: Attention, way: str, recording: Any) -> None:
+        model.fused = way != "golden"
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = functional.cross_entropy(model(torch.randn(8, 6, WIDTH)).float(), torch.arange(8) % 5)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if way == "wrong":
+            model.out.weight.grad.mul_(1.3)
+        scaler.step(optimizer)
+        recording.step()
+
+    def model() -> nn.Module:
+        made = Attention()
+        made.qkv = Separate()
+        return made
+
+    result = compared(tmp_path, train, model, way)
+    assert result.agrees is agrees, result.first
+
+
+class Separate(nn.Module):
+    """Queries, keys and values by one projection each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([one(x) for one in self.each], -1)
+
+
 @pytest.mark.parametrize(("way", "named"), [("lerp", ""), ("faster", "lerp_")])
 def test_a_moving_average_by_one_call_or_two(way: str, named: str, tmp_path: Path) -> None:
     """The average hardly moves: what is on the way to it (``mul_``) looks nearly like what ``lerp_`` has made."""

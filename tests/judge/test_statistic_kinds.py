@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds.by_statistics import (
+from twinprobe._judge.kinds.by_statistics import statistic_kinds
+from twinprobe._judge.kinds.recorded import (
     GRADIENT,
     INPUT,
     OUTPUT,
@@ -20,7 +21,6 @@ from twinprobe._judge.kinds.by_statistics import (
     Row,
     Side,
     Suspect,
-    statistic_kinds,
 )
 
 Array = NDArray[Any]

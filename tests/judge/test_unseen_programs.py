@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import cos, pi
 from pathlib import Path
 from typing import Any
@@ -14,31 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import twinprobe
-
-WIDTH = 32
-
-
-def compared(
-    folder: Path,
-    program: Callable[[Any, bool, Any], None],
-    model: Callable[[], nn.Module],
-    level: str = "mix",
-    step: int = 0,
-) -> Any:
-    """Record a program with a change (the target) and without, from the same seed, and compare one step."""
-    dumps = []
-    for changed in (True, False):
-        torch.manual_seed(0)
-        with twinprobe.record(made := model(), folder / str(changed), level=level) as recording:
-            torch.manual_seed(1)
-            program(made, changed, recording)
-        dumps.append(next((folder / str(changed)).rglob(f"step{step}/*/dump.json")))
-    return twinprobe.compare(*dumps)
-
-
-def said(result: Any) -> str:
-    assert result.first is not None
-    return f"{result.first.op}: {result.first.sentence}"
+from recorded_programs import WIDTH, compared, said
 
 
 def mlp() -> nn.Module:

@@ -57,7 +57,7 @@ def test_the_compiled_row_is_the_plain_row(golden: np.ndarray, shift: float) -> 
     plain = [float(value) for value in llm_rows.plain_row(my, golden)]
     compiled = kernel_row("float32", my, golden.copy())[PAIR_COLUMNS:].tolist()
     np.testing.assert_allclose(compiled[: llm_rows.SHIFT], plain[: llm_rows.SHIFT], rtol=1e-9, atol=1e-12)
-    assert llm_rows.divergence([compiled]) == pytest.approx(llm_rows.divergence([plain]), abs=1e-12)
+    assert llm_rows.divergence(np.array(compiled)) == pytest.approx(llm_rows.divergence(np.array(plain)), abs=1e-12)
 
 
 @settings(deadline=None, max_examples=300)
@@ -130,6 +130,6 @@ def test_pieces_with_scales_of_their_own_add_up_to_one_softmax(seed: int, size: 
     )
     golden = golden.astype(np.float32)
     my = (golden + size * rng.standard_normal(golden.size) + offset).astype(np.float32)
-    whole = llm_rows.divergence([kernel_row("float32", my, golden)[PAIR_COLUMNS:].tolist()])
-    plain = llm_rows.divergence([[float(value) for value in llm_rows.plain_row(my, golden)]])
+    whole = llm_rows.divergence(kernel_row("float32", my, golden)[PAIR_COLUMNS:])
+    plain = llm_rows.divergence(np.array(llm_rows.plain_row(my, golden), np.float64))
     assert whole == pytest.approx(plain, rel=1e-5, abs=1e-7 * size * min(size, 1.0) + 1e-15)

@@ -19,7 +19,8 @@ from twinprobe._align.ops.table import read_table
 from twinprobe._compare.llm.measured import Measured, Measuring, measure_rows
 from twinprobe._compare.llm.rows import rows_of
 from twinprobe._measure.engine import PLAIN, engine_of
-from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair, metrics_of, numbers_of_rows, rows_of_pairs
+from twinprobe._measure.kernels import kernel_rows
+from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair, metrics_of, numbers_of_rows
 from twinprobe._runs.llm.dump import open_llm_dump
 from twinprobe._runs.llm.files import TokenFolder
 from twinprobe._runs.tensors.elements import HostTensor
@@ -43,7 +44,7 @@ def test_many_pairs_have_the_numbers_of_each_alone(data: st.DataObject, dtype: s
     starts = np.concatenate([[0], np.cumsum(shapes)[:-1]])
     places = np.array([(at, at, size) for at, size in zip(starts, shapes, strict=True)], np.int64)
     whole = [np.frombuffer(np.concatenate(side).tobytes().ljust(2048, b"\0"), np.uint8) for side in sides]
-    numbers, sound = numbers_of_rows(rows_of_pairs(dtype, whole[0], whole[1], places), places[:, 2])
+    numbers, sound = numbers_of_rows(kernel_rows(dtype, whole[0], whole[1], places), places[:, 2])
     assert sound.all()
     for one, my, golden in zip(numbers.tolist(), *sides, strict=True):
         alone = measure_llm_pair(HostTensor(dtype, my.shape, my), HostTensor(dtype, my.shape, golden), engine=KERNELS)
@@ -54,14 +55,14 @@ def test_pairs_with_nan_or_inf_are_left_to_be_measured_alone() -> None:
     values = np.array([1, 2, np.nan, 1, np.inf, 3], np.float32)
     memory = np.frombuffer(values.tobytes(), np.uint8)
     places = np.array([(0, 0, 2), (2, 2, 2), (4, 4, 2)], np.int64)
-    _, sound = numbers_of_rows(rows_of_pairs("float32", memory, memory, places), places[:, 2])
+    _, sound = numbers_of_rows(kernel_rows("float32", memory, memory, places), places[:, 2])
     assert sound.tolist() == [True, False, False]
 
 
 def test_places_outside_of_the_memory_are_never_read() -> None:
     memory = np.zeros(64, np.uint8)
     with pytest.raises(AssertionError):
-        rows_of_pairs("float32", memory, memory, np.array([(0, 10, 8)], np.int64))
+        kernel_rows("float32", memory, memory, np.array([(0, 10, 8)], np.int64))
 
 
 @settings(deadline=None, max_examples=40)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from twinprobe._align.auto.alignment import Alignment
 from twinprobe._align.auto.tree import CallTree, call_tree
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._runs.run import Run
 
 
@@ -46,7 +46,7 @@ def score(alignment: Alignment, target: Run, golden: Run, truth: set[tuple[str, 
 
 def labels(run: Run) -> dict[str, str]:
     """Name of a call -> its module path, or ``path:function`` for an API call."""
-    tree = call_tree(Side(run))
+    tree = call_tree(RunCalls(run))
     return {tree.name[node]: _label(tree, node) for node in range(1, len(tree))}
 
 

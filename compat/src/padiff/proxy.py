@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,6 +73,8 @@ class ProxyModel:
         package = __import__(f"twinprobe.{framework}", fromlist=["PrecisionDebugger"])
         own = type("PrecisionDebugger", (package.PrecisionDebugger,), {"_current": None})
         self._debugger = own(task="tensor", level="L0", dump_path=self._work)
+        # A step that nobody ends would leave the framework's own functions replaced when the proxy is gone.
+        weakref.finalize(self, self._debugger.close).atexit = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["model"], name)

@@ -20,7 +20,7 @@ _DIGITS = 19
 
 
 @dataclass(slots=True)
-class Head:
+class Callee:
     """One module, cell or API with all its calls: direction -> call number -> number of the op."""
 
     name: str
@@ -33,28 +33,28 @@ class Head:
     calls: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
-class Side:
-    """The calls of one run in columns, and its heads by name, both in the order of appearance."""
+class RunCalls:
+    """The calls of one run in columns, and its callees by name, both in the order of appearance."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.ops = run.ops
-        self.heads: dict[str, Head] = {}
-        self.head_of: list[Head] = []
+        self.callees: dict[str, Callee] = {}
+        self.callee_of: list[Callee] = []
         self.direction: list[str] = []
         self.call: list[int] = []
-        heads = self.heads
+        callees = self.callees
         for number, name in enumerate(run.ops):
-            head_name, direction, call = split(name)
-            head = heads.get(head_name)
-            if head is None:
-                head = heads[head_name] = _head(head_name, direction)
-            calls = head.calls.get(direction)
+            callee_name, direction, call = split(name)
+            callee = callees.get(callee_name)
+            if callee is None:
+                callee = callees[callee_name] = _callee(callee_name, direction)
+            calls = callee.calls.get(direction)
             if calls is None:
-                head.calls[direction] = {call: number}
+                callee.calls[direction] = {call: number}
             else:
                 calls.setdefault(call, number)
-            self.head_of.append(head)
+            self.callee_of.append(callee)
             self.direction.append(direction)
             self.call.append(call)
 
@@ -145,47 +145,47 @@ class Side:
 
     def forward(self, op: int) -> int:
         """The forward call of the same number; -1 where none was recorded."""
-        return self.head_of[op].calls.get(FORWARD, {}).get(self.call[op], -1)
+        return self.callee_of[op].calls.get(FORWARD, {}).get(self.call[op], -1)
 
     def backward(self, op: int) -> int:
         """The backward call of the same number; -1 where none was recorded."""
-        return self.head_of[op].calls.get(BACKWARD, {}).get(self.call[op], -1)
+        return self.callee_of[op].calls.get(BACKWARD, {}).get(self.call[op], -1)
 
     @cached_property
-    def apis(self) -> list[Head]:
-        """All heads that are no modules."""
-        return [head for head in self.heads.values() if not head.is_module]
+    def apis(self) -> list[Callee]:
+        """All callees that are no modules."""
+        return [callee for callee in self.callees.values() if not callee.is_module]
 
     @cached_property
-    def modules(self) -> list[Head]:
-        """All heads that are modules or cells."""
-        return [head for head in self.heads.values() if head.is_module]
+    def modules(self) -> list[Callee]:
+        """All callees that are modules or cells."""
+        return [callee for callee in self.callees.values() if callee.is_module]
 
 
 def split(name: str) -> tuple[str, str, int]:
-    """Head, direction and call number of a recorded call; a name outside the grammar is all head."""
+    """Callee, direction and call number of a recorded call; a name outside the grammar is all callee."""
     parts = name.rsplit(".", 2)
     if len(parts) == 3:
-        head, before, last = parts
+        callee, before, last = parts
         if last in DIRECTIONS or last == DEBUG:
             if last != GRADIENTS and before.isdecimal() and len(before) < _DIGITS:
-                return head, last, int(before)
+                return callee, last, int(before)
         elif before in DIRECTIONS and last.isdecimal() and len(last) < _DIGITS:
-            return head, before, int(last)
-    head, _, last = name.rpartition(".")
-    return (head, last, -1) if head and last in DIRECTIONS else (name, "", -1)
+            return callee, before, int(last)
+    callee, _, last = name.rpartition(".")
+    return (callee, last, -1) if callee and last in DIRECTIONS else (name, "", -1)
 
 
-def _head(name: str, direction: str) -> Head:
+def _callee(name: str, direction: str) -> Callee:
     if direction not in DIRECTIONS:
-        return Head(name, "", name, "", name, False)
+        return Callee(name, "", name, "", name, False)
     prefix, _, whole = name.partition(".")
     body = whole
     is_module = prefix in CONTAINERS or direction == GRADIENTS
     cls = ""
     if is_module or (prefix == "Primitive" and "." in body):
         body, _, cls = body.rpartition(".")
-    return Head(name, prefix, body, cls, whole, is_module)
+    return Callee(name, prefix, body, cls, whole, is_module)
 
 
 # What training wrappers put into a module's path.

@@ -23,7 +23,7 @@ import numpy as np
 
 from twinprobe._align.auto.fingerprints import APART, Fingerprints, best_partner, reordered, row_values_agree
 from twinprobe._align.auto.tree import ROOT, CallTree
-from twinprobe._align.calls import Side, dims
+from twinprobe._align.calls import RunCalls, dims
 from twinprobe._align.links import NONE, CallGroup, Pairs
 from twinprobe._align.turns import fits_shape
 from twinprobe._measure.pair import measure_pair
@@ -41,7 +41,7 @@ Joined = list[tuple[tuple[int, ...], tuple[int, ...]]]
 class Flow:
     """How values flow through one run: equal statistics are one value, in whatever shape."""
 
-    def __init__(self, side: Side, fingerprints: Fingerprints) -> None:
+    def __init__(self, side: RunCalls, fingerprints: Fingerprints) -> None:
         self.side, self.fingerprints, self.value = side, fingerprints, fingerprints.value
         self._last_use: dict[Hashable, int] = {}
         parents = set(side.parents)
@@ -253,8 +253,8 @@ def _list_and_loop(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequen
     whole, single = (1, 0) if turned else (0, 1)
     (call, *more), calls = (theirs, mine) if turned else (mine, theirs)
     sides = flows[whole].side, flows[single].side
-    name = sides[0].head_of[call].name.rpartition(".")[2]
-    looped = {sides[1].head_of[op].name.rpartition(".")[2].removeprefix("vector_") for op in calls}
+    name = sides[0].callee_of[call].name.rpartition(".")[2]
+    looped = {sides[1].callee_of[op].name.rpartition(".")[2].removeprefix("vector_") for op in calls}
     if more or not name.startswith(LISTS) or looped != {name.removeprefix(LISTS)}:
         return None
     rows = dict(zip(sides[0].suffixes(call), sides[0].rows(call), strict=True))
@@ -419,7 +419,7 @@ class _OtherWays:
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
         reordered: set[int] = set()  # rows
-        holders = {self._side.parents[op] for op, head in enumerate(self._side.head_of) if head.is_module}
+        holders = {self._side.parents[op] for op, callee in enumerate(self._side.callee_of) if callee.is_module}
         for op in self._among:
             outputs = self._fingerprints[0].rows(op, OUTPUT)
             inputs = self._fingerprints[0].rows(op, INPUT)
@@ -454,35 +454,35 @@ class _OtherWays:
         return sorted(found), sorted(self._taken(reordered) - found)
 
     def _gradients(self, op: int) -> list[int]:
-        calls = self._side.head_of[op].calls.get(GRADIENTS, {})
+        calls = self._side.callee_of[op].calls.get(GRADIENTS, {})
         return [row for call in calls.values() for row in self._fingerprints[0].rows(call, GRADIENT)]
 
     def _label(self, row: int) -> tuple[str, int, str, str]:
         """What the like row of another layer has, too: the module without numbers, the turn inside it, the argument."""
         op = self._ops[row]
-        head, direction = self._side.head_of[op], self._side.direction[op]
+        callee, direction = self._side.callee_of[op], self._side.direction[op]
         name = self._side.names[row].removeprefix(self._side.ops[op])
-        if head.is_module:
-            return _NUMBER.sub("", head.name), NONE, direction, name
+        if callee.is_module:
+            return _NUMBER.sub("", callee.name), NONE, direction, name
         forward = self._side.forward(op)
         around = self._side.parents[forward] if forward != NONE else NONE
-        module = self._side.head_of[around].name if around != NONE else ""
+        module = self._side.callee_of[around].name if around != NONE else ""
         return _NUMBER.sub("", module), self._number.get(forward, NONE), direction, name
 
     def _of_shared_weights(self) -> set[int]:
         """Gradients of a weight that two modules hold: the sum of both where it is one tensor."""
         holders: dict[Hashable, set[str]] = defaultdict(set)
         weights: dict[str, Hashable] = {}
-        for op, head in enumerate(self._side.head_of):
-            for row in self._fingerprints[0].rows(op, PARAMETER) if head.is_module else ():
+        for op, callee in enumerate(self._side.callee_of):
+            for row in self._fingerprints[0].rows(op, PARAMETER) if callee.is_module else ():
                 value = self._flow.value(row)
-                holders[value].add(head.name)
-                weights[f"{head.name}.{self._side.names[row].rpartition('.')[2]}"] = value
+                holders[value].add(callee.name)
+                weights[f"{callee.name}.{self._side.names[row].rpartition('.')[2]}"] = value
         found = set()
         for row in self._partner:
             if self._side.roles[row] != GRADIENT or self._agree(row, in_order=False) is not False:
                 continue
-            name = f"{self._side.head_of[self._ops[row]].name}.{self._side.names[row].rpartition('.')[2]}"
+            name = f"{self._side.callee_of[self._ops[row]].name}.{self._side.names[row].rpartition('.')[2]}"
             value = weights.get(name)
             if value is not None and len(holders[value]) > 1:
                 found.add(self._partner[row][1])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import MINDSPORE, Head, Side, bare_path, split
+from twinprobe._align.calls import MINDSPORE, Callee, RunCalls, bare_path, split
 from twinprobe._align.mapping.api_names import ArgumentMap
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
@@ -61,22 +61,22 @@ class CallLinks:
     """Links between two runs. A rule only adds links between what is still free, so the first rule wins."""
 
     def __init__(self, target: Run, golden: Run) -> None:
-        self.target = Side(target)
-        self.golden = Side(golden)
+        self.target = RunCalls(target)
+        self.golden = RunCalls(golden)
         self.partner = [NONE] * len(target.ops)
         self.back = [NONE] * len(golden.ops)
         self.rule = [""] * len(target.ops)
         # Rows that a data mapping names one by one: target row -> golden row.
         self.rows: dict[int, int] = {}
-        # Argument lists that a user wrote for two APIs: (target head, golden head) -> map.
+        # Argument lists that a user wrote for two APIs: (target callee, golden callee) -> map.
         self.arguments: dict[tuple[str, str], ArgumentMap] = {}
         self.notes: list[str] = []
         self._both_nested = self.target.has_hierarchy and self.golden.has_hierarchy
         # Backward calls of the target that are still free, each with its forward call.
         self._backward = [
             (op, forward)
-            for head in self.target.heads.values()
-            for op in head.calls.get(BACKWARD, {}).values()
+            for callee in self.target.callees.values()
+            for op in callee.calls.get(BACKWARD, {}).values()
             if (forward := self.target.forward(op)) != NONE
         ]
         self.both_forward = FORWARD in self.target.direction and FORWARD in self.golden.direction
@@ -95,8 +95,8 @@ class CallLinks:
         self.rule[target] = rule
         return True
 
-    def link_heads(self, target: Head, golden: Head, rule: str, *, by_order: bool = True) -> None:
-        """Link all calls of two heads by number; where no number meets, by order."""
+    def link_callees(self, target: Callee, golden: Callee, rule: str, *, by_order: bool = True) -> None:
+        """Link all calls of two callees by number; where no number meets, by order."""
         for direction, calls in target.calls.items():
             others = golden.calls.get(direction)
             if not others:
@@ -139,16 +139,16 @@ class CallLinks:
                 self.link(op, backward, self.rule[forward])
         self._backward = still_free
 
-    def free(self, heads: list[Head], direction: str, *, golden: bool = False) -> list[int]:
-        """The calls of these heads in this direction that no rule has linked, in order of appearance.
+    def free(self, callees: list[Callee], direction: str, *, golden: bool = False) -> list[int]:
+        """The calls of these callees in this direction that no rule has linked, in order of appearance.
 
         A backward call belongs to its forward call, so it is free only where forward calls were not recorded.
         """
         side, taken = (self.golden, self.back) if golden else (self.target, self.partner)
-        ops = [op for head in heads for op in head.calls.get(direction, {}).values() if taken[op] == NONE]
+        ops = [op for callee in callees for op in callee.calls.get(direction, {}).values() if taken[op] == NONE]
         if direction == BACKWARD and self.both_forward:
             ops = [op for op in ops if side.forward(op) == NONE]
-        return ops if len(heads) == 1 else sorted(ops)
+        return ops if len(callees) == 1 else sorted(ops)
 
     def same_place(self, target: int, golden: int) -> bool:
         """Whether nothing speaks against this pair: the modules around the two are not linked elsewhere."""
@@ -162,12 +162,12 @@ class CallLinks:
         return linked != NONE and linked == other
 
     @staticmethod
-    def shapes(side: Side, op: int) -> list[str | None]:
+    def shapes(side: RunCalls, op: int) -> list[str | None]:
         """The shapes of all values of a call."""
         return side.shapes[side.starts[op] : side.starts[op + 1]]
 
     @staticmethod
-    def sign(side: Side, op: int) -> tuple[str | None, ...]:
+    def sign(side: RunCalls, op: int) -> tuple[str | None, ...]:
         """What a call's results look like: the shapes of its outputs."""
         return tuple(side.shapes[row] for row in side.rows(op) if side.roles[row] == OUTPUT)
 
@@ -245,10 +245,10 @@ def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
     )
     if paths and others:
         return _strangers(paths, others) > _STRANGE_MODULES
-    heads, others = (
+    callees, others = (
         {split(name)[0] for name in run.ops} for run in (target, golden)
     )  # without modules: do APIs recur?
-    return _strangers(heads, others) > _STRANGE_CALLS
+    return _strangers(callees, others) > _STRANGE_CALLS
 
 
 def names_meet(target: Run, golden: Run) -> bool:
@@ -278,22 +278,24 @@ def link_equal_names(call_links: CallLinks) -> None:
     """Link what is still free and has the same name on both sides, unless the modules around it lie elsewhere."""
     if NONE not in call_links.partner or NONE not in call_links.back:
         return
-    golden = call_links.golden.heads
+    golden = call_links.golden.callees
     free = {
-        id(head): head for head, link in zip(call_links.target.head_of, call_links.partner, strict=True) if link == NONE
+        id(callee): callee
+        for callee, link in zip(call_links.target.callee_of, call_links.partner, strict=True)
+        if link == NONE
     }
-    common = [(head, golden[head.name]) for head in free.values() if head.name in golden]
-    for head, other in common:
-        if head.is_module or not {FORWARD, BACKWARD, GRADIENTS}.intersection(head.calls):
-            call_links.link_heads(head, other, RULE, by_order=False)
-    apis = [(head, other) for head, other in common if not head.is_module]
-    for head, other in apis:
+    common = [(callee, golden[callee.name]) for callee in free.values() if callee.name in golden]
+    for callee, other in common:
+        if callee.is_module or not {FORWARD, BACKWARD, GRADIENTS}.intersection(callee.calls):
+            call_links.link_callees(callee, other, RULE, by_order=False)
+    apis = [(callee, other) for callee, other in common if not callee.is_module]
+    for callee, other in apis:
         calls = other.calls.get(FORWARD, {})
-        for call, op in head.calls.get(FORWARD, {}).items():
+        for call, op in callee.calls.get(FORWARD, {}).items():
             if call in calls and call_links.same_place(op, calls[call]):
                 call_links.link(op, calls[call], RULE)
     call_links.follow_forward()
-    for head, other in apis:
+    for callee, other in apis:
         call_links.link_in_order(
-            call_links.free([head], BACKWARD), call_links.free([other], BACKWARD, golden=True), RULE
+            call_links.free([callee], BACKWARD), call_links.free([other], BACKWARD, golden=True), RULE
         )

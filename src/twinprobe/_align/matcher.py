@@ -61,7 +61,9 @@ class NamesMatcher:
         by_place = self.options.pair == "place"
         if target.framework != golden.framework and target.path.name == golden.path.name == OPTIMIZER_FILE:
             return match_updates(target, golden)
-        if target.ops == golden.ops or target.single_points:
+        # Two frameworks call the same function with other names of its arguments.
+        same_calls = target.ops == golden.ops and target.framework == golden.framework
+        if same_calls or target.single_points:
             pairs = match_names(target, golden)
             alike = target.table["shape"].equals(golden.table["shape"], null_equal=True)
             if alike or not by_place or target.single_points:

@@ -8,18 +8,18 @@ are aligned by path or API, order, shapes, dtypes and values, in that order of t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 
 import numpy as np
 
 from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
-from twinprobe._align.calls import Side, bare_path, dims, renumbered, split
+from twinprobe._align.calls import RunCalls, bare_path, dims, renumbered, split
 from twinprobe._align.flow import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
-from twinprobe._align.siblings import Calls, Siblings, Twins, shifted_layers
+from twinprobe._align.siblings import Calls, NodePairs, Siblings, shifted_layers
 from twinprobe._measure.sketch import estimate_pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
@@ -46,6 +46,8 @@ def link_places(call_links: CallLinks, *, grouped: bool = True) -> RowLinks | No
     turned = _order(call_links.golden) < _order(call_links.target)
     given = [(other, op) if turned else (op, other) for op, other in enumerate(call_links.partner) if other != NONE]
     walk = _Walk((call_links.golden, call_links.target) if turned else (call_links.target, call_links.golden), given)
+    if not given and (links := _link_boundary(call_links, walk, turned)):
+        return links
     if not walk.is_one_model() and not given:
         return _link_unlike(call_links, walk, turned)
     for pair in walk.pairs():
@@ -57,11 +59,11 @@ def link_places(call_links: CallLinks, *, grouped: bool = True) -> RowLinks | No
     _link_the_rest(call_links)
     links = RowLinks(by_place=True)
     if grouped:
-        heads = call_links.target.head_of, call_links.golden.head_of
+        callees = call_links.target.callee_of, call_links.golden.callee_of
         links.replaced = [
             op for op, other in enumerate(call_links.partner)
-            if other != NONE and call_links.target.direction[op] == FORWARD and heads[0][op].is_module
-            and heads[0][op].name.rpartition(".")[2] != heads[1][other].name.rpartition(".")[2]
+            if other != NONE and call_links.target.direction[op] == FORWARD and callees[0][op].is_module
+            and callees[0][op].name.rpartition(".")[2] != callees[1][other].name.rpartition(".")[2]
         ]  # fmt: skip
         flows = walk.flows()
         for group in walk.groups(flows):
@@ -78,17 +80,27 @@ def _link_at_place(call_links: CallLinks, op: int, other: int) -> None:
     call_links.link(op, other, NAME if call_links.target.ops[op] == call_links.golden.ops[other] else RULE)
 
 
+def _link_boundary(call_links: CallLinks, walk: _Walk, turned: bool) -> RowLinks | None:
+    """The model as a whole against what is inside it, and what comes after it in both runs: the loss, an optimizer."""
+    rows = _at_the_boundary(walk.one, walk.other, walk.back) or [
+        (other, row) for row, other in _at_the_boundary(walk.other, walk.one, walk.link)
+    ]
+    if not rows:
+        return None
+    call_links.notes[:] = [  # in place of what was said where no layer could be aligned
+        "one run has the whole model as a single call (compiled, for example), the other only the calls inside: "
+        "its inputs and outputs were paired; to see more, record both runs without compiling"
+    ]
+    for pair in walk.pairs():
+        _link_at_place(call_links, *(pair[::-1] if turned else pair))
+    call_links.follow_forward()
+    pairs = dict(pair[::-1] if turned else pair for pair in rows)
+    return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
+
+
 def _link_unlike(call_links: CallLinks, walk: _Walk, turned: bool) -> RowLinks | None:
-    """Two runs that share no layer: the model as a whole against what is inside it, or parts of a batch?"""
+    """Two runs that share no layer: parts of a batch?"""
     sides = walk.one, walk.other
-    rows = _at_the_boundary(*sides) or [(other, row) for row, other in _at_the_boundary(*sides[::-1])]
-    if rows:
-        call_links.notes[:] = [  # in place of what was said where no layer could be aligned
-            "one run has the whole model as a single call (compiled, for example), the other only the calls inside: "
-            "its inputs and outputs were paired; to see more, record both runs without compiling"
-        ]
-        pairs = dict(pair[::-1] if turned else pair for pair in rows)
-        return RowLinks({row: (other, BOUNDARY) for row, other in pairs.items()}, by_place=True)
     parts = _in_parts(*sides) or [pair[::-1] for pair in _in_parts(*sides[::-1])]
     if parts:
         call_links.notes.append(
@@ -102,17 +114,19 @@ def _link_unlike(call_links: CallLinks, walk: _Walk, turned: bool) -> RowLinks |
     return None
 
 
-def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
-    """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself.
+def _at_the_boundary(whole: Calls, parts: Calls, linked: Container[int]) -> list[tuple[int, int]]:
+    """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself, but
+    for those with a partner (``linked``), which come after it.
 
     What goes in by name, shape and value; what comes out by shape and value, and the model's first result by its shape
     alone, the last of that shape. Without an input and a result in common there is nothing: any two models may give
     tensors of one shape.
     """
-    if len(whole.models) != 1 or parts.models:
+    if len(whole.models) != 1 or parts.models or whole.tree.children[whole.models[0]]:
         return []
     op = whole.tree.op[whole.models[0]]
-    outermost = [parts.tree.op[node] for node in parts.children[ROOT] if parts.tree.op[node] != NONE]
+    outside = [node for node in parts.children[ROOT] if node not in linked]
+    outermost = [parts.tree.op[node] for node in outside if parts.tree.op[node] != NONE]
     found: dict[int, list[tuple[int, int]]] = {}
     for role, calls in ((INPUT, outermost), (OUTPUT, outermost[::-1])):
         rows = [row for call in calls for row in parts.fingerprints.rows(call, role)]
@@ -200,11 +214,11 @@ def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
 
 
 def _module_around(run: Run, op: int) -> str:
-    head, direction, _ = split(run.parents.get(run.ops[op]) or "")
-    return bare_path(head.partition(".")[2].rpartition(".")[0]) if direction else ""
+    callee, direction, _ = split(run.parents.get(run.ops[op]) or "")
+    return bare_path(callee.partition(".")[2].rpartition(".")[0]) if direction else ""
 
 
-def _order(side: Side) -> tuple[int, list[str], str]:
+def _order(side: RunCalls) -> tuple[int, list[str], str]:
     return len(side.ops), side.ops, str(side.run.path)
 
 
@@ -227,13 +241,13 @@ def _link_gradients(call_links: CallLinks, shifts: tuple[dict[str, int], dict[st
         (call_links.golden, call_links.back, queues[1], shifts[1]),
     )
     for side, taken, queue, shift in sides:
-        for head in side.heads.values():
-            if GRADIENTS in head.calls:
-                path = renumbered(bare_path(head.body), shift)
-                queue[path] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
+        for callee in side.callees.values():
+            if GRADIENTS in callee.calls:
+                path = renumbered(bare_path(callee.body), shift)
+                queue[path] += [op for op in callee.calls[GRADIENTS].values() if taken[op] == NONE]
     for path, ops in queues[0].items():
         others = queues[1].get(path, [])
-        called = call_links.target.head_of[ops[0]].calls.keys() > {GRADIENTS} if ops else True
+        called = call_links.target.callee_of[ops[0]].calls.keys() > {GRADIENTS} if ops else True
         for op, other in (
             zip(reversed(ops), reversed(others), strict=False) if called or len(ops) == len(others) else ()
         ):
@@ -246,11 +260,11 @@ def _link_gradients(call_links: CallLinks, shifts: tuple[dict[str, int], dict[st
                 _link_at_place(call_links, op, other)
 
 
-def _gradients_of_backward(side: Side) -> dict[int, int]:
+def _gradients_of_backward(side: RunCalls) -> dict[int, int]:
     """The gradients that each backward call has left, where a module has as many of the one as of the other."""
     found: dict[int, int] = {}
-    for head in side.heads.values():
-        backward, gradients = head.calls.get(BACKWARD, {}), head.calls.get(GRADIENTS, {})
+    for callee in side.callees.values():
+        backward, gradients = callee.calls.get(BACKWARD, {}), callee.calls.get(GRADIENTS, {})
         if len(backward) == len(gradients):
             found.update(zip(sorted(backward.values()), sorted(gradients.values()), strict=True))
     return found
@@ -258,17 +272,17 @@ def _gradients_of_backward(side: Side) -> dict[int, int]:
 
 def _link_the_rest(call_links: CallLinks) -> None:
     """What is no call (saved values, names outside the grammar) goes by name, a lone backward call by its order."""
-    for head in call_links.target.heads.values():
-        other = call_links.golden.heads.get(head.name)
+    for callee in call_links.target.callees.values():
+        other = call_links.golden.callees.get(callee.name)
         if other is None:
             continue
-        for direction, calls in head.calls.items():
+        for direction, calls in callee.calls.items():
             if direction not in (FORWARD, BACKWARD, GRADIENTS):
                 for call, op in calls.items():
                     if call in other.calls.get(direction, {}):
                         call_links.link(op, other.calls[direction][call], NAME)
         call_links.link_in_order(
-            call_links.free([head], BACKWARD), call_links.free([other], BACKWARD, golden=True), NAME
+            call_links.free([callee], BACKWARD), call_links.free([other], BACKWARD, golden=True), NAME
         )
 
 
@@ -297,10 +311,10 @@ def _add_notes(call_links: CallLinks, before: list[int], groups: list[CallGroup]
 
 
 def _note_of_groups(groups: list[CallGroup], call_links: CallLinks) -> list[str]:
-    heads = call_links.target.head_of, call_links.golden.head_of
+    callees = call_links.target.callee_of, call_links.golden.callee_of
     forward = [
         group for group in groups if call_links.target.direction[group.target[0]] == FORWARD
-        and [heads[0][op].name for op in group.target] != [heads[1][op].name for op in group.golden]
+        and [callees[0][op].name for op in group.target] != [callees[1][op].name for op in group.golden]
     ]  # fmt: skip
     if not forward:
         return []
@@ -314,7 +328,7 @@ def _note_of_groups(groups: list[CallGroup], call_links: CallLinks) -> list[str]
 class _Walk:
     """Two call trees, walked together from the top."""
 
-    def __init__(self, sides: tuple[Side, Side], given: Twins) -> None:
+    def __init__(self, sides: tuple[RunCalls, RunCalls], given: NodePairs) -> None:
         nested = all(side.has_hierarchy for side in sides)
         self.one, self.other = (Calls(side, nested=nested) for side in sides)
         self.shifts = shifted_layers(self.one, self.other)
@@ -412,7 +426,7 @@ class _Walk:
         if None not in wrappers and wrappers[0] not in self.link and wrappers[1] not in self.back:
             self._join(*wrappers)  # type: ignore[arg-type]
 
-    def _descend(self, scopes: Twins) -> None:
+    def _descend(self, scopes: NodePairs) -> None:
         while scopes:
             scope = scopes.pop()
             mine = [node for node in self.one.children[scope[0]] if node not in self.link]

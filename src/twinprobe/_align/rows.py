@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twinprobe._align.calls import Side, dims, split
+from twinprobe._align.calls import RunCalls, dims, split
 from twinprobe._align.links import NONE, CallLinks, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.mapping.api_names import COMPOSITE, ArgumentMap, IndexMap, signature_map
@@ -18,13 +18,14 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS
 # Parameters of two modules that belong together: by name, by the frameworks' spelling, else by order and shape.
 
 BY_NAME, BY_SPELLING, BY_ORDER = "", "parameter spelling", "parameter order"
-# What the layers of MindSpore call the parameters of PyTorch's.
+# What the layers of MindSpore and Paddle call the parameters of PyTorch's. Paddle's variance is biased: it is another.
 _SPELLINGS = {
     "gamma": "weight",
     "beta": "bias",
     "embedding_table": "weight",
     "moving_mean": "running_mean",
     "moving_variance": "running_var",
+    "_mean": "running_mean",
 }
 Parameter = tuple[str, str | None]  # name, shape
 
@@ -58,8 +59,8 @@ def pair_parameters(target: list[Parameter], golden: list[Parameter]) -> dict[st
 
 def spelled(name: str) -> str:
     """A parameter's name in PyTorch's spelling; the last part of a dotted name decides."""
-    head, dot, last = name.rpartition(".")
-    return f"{head}{dot}{_SPELLINGS.get(last, last)}"
+    before, dot, last = name.rpartition(".")
+    return f"{before}{dot}{_SPELLINGS.get(last, last)}"
 
 
 DATA_RULE = "data mapping"
@@ -103,15 +104,15 @@ class _Joiner:
         call_links, target, golden = self._call_links, self._target, self._golden
         first, last = target.starts[op], target.starts[op + 1]
         begin, end = golden.starts[other], golden.starts[other + 1]
-        heads = target.head_of[op], golden.head_of[other]
-        unlisted = not call_links.arguments or (heads[0].name, heads[1].name) not in call_links.arguments
+        callees = target.callee_of[op], golden.callee_of[other]
+        unlisted = not call_links.arguments or (callees[0].name, callees[1].name) not in call_links.arguments
         if self._alike and unlisted and target.names[first:last] == golden.names[begin:end]:
             self._pair_all(op, first, last, begin)
             return
         if call_links.rows and all(row in call_links.rows for row in range(first, last)):
             return
         suffixes, others = target.suffixes(op), golden.suffixes(other)
-        is_module = heads[0].is_module and heads[1].is_module
+        is_module = callees[0].is_module and callees[1].is_module
         arguments = None if is_module and not call_links.arguments else self._arguments(op, other)
         plain = arguments is None or not arguments.strict
         apart = call_links.across_frameworks and target.direction[op] == BACKWARD and not is_module
@@ -155,7 +156,7 @@ class _Joiner:
     ) -> tuple[list[Row], list[Row]]:
         """Leave out what an API's backward call gave, where the two frameworks record different things."""
         target, golden = self._target, self._golden
-        composite = bool(COMPOSITE & {target.head_of[op].body, golden.head_of[other].body})
+        composite = bool(COMPOSITE & {target.callee_of[op].body, golden.callee_of[other].body})
         shapes = {suffix: golden.shapes[row] for row, suffix in golden_rows}
         apart = {
             suffix
@@ -166,7 +167,7 @@ class _Joiner:
         return [row for row in target_rows if row[1] not in apart], [row for row in golden_rows if row[1] not in apart]
 
     def _arguments(self, op: int, other: int) -> ArgumentMap | None:
-        target, golden = self._target.head_of[op], self._golden.head_of[other]
+        target, golden = self._target.callee_of[op], self._golden.callee_of[other]
         pair = (target.name, golden.name)
         if pair not in self._maps:
             arguments: ArgumentMap | None = self._call_links.arguments.get(pair)
@@ -204,15 +205,15 @@ class _Joiner:
         others = {_parameter(suffix): row for row, suffix in golden_rows if golden.roles[row] in _KEPT}
         if not names or not others:
             return
-        heads = (target.head_of[op].name, golden.head_of[other].name)
-        known = self._parameters.get(heads, {})
+        callees = (target.callee_of[op].name, golden.callee_of[other].name)
+        known = self._parameters.get(callees, {})
         found = {name: known[name] for name in names if name in known and known[name][0] in others}
         spoken_for = {partner for partner, _ in found.values()}
         found |= pair_parameters(
             [(name, target.shapes[row]) for name, row in names.items() if name not in found],
             [(name, golden.shapes[row]) for name, row in others.items() if name not in spoken_for],
         )
-        self._parameters.setdefault(heads, {}).update(found)
+        self._parameters.setdefault(callees, {}).update(found)
         for name, (partner, how) in found.items():
             self._pair(names[name], others[partner], f"{rule}, {how}" if how else rule)
 
@@ -241,7 +242,7 @@ def _parameter(suffix: str) -> str:
     return suffix.removeprefix(_PARAMETERS).lstrip(".")
 
 
-def _is_tensor_input(side: Side, row: int) -> bool:
+def _is_tensor_input(side: RunCalls, row: int) -> bool:
     return side.roles[row] == INPUT and side.shapes[row] not in (None, "[]")
 
 
@@ -276,7 +277,7 @@ def _gradients_by_argument(target: Run, golden: Run, pairs: Pairs) -> Pairs:
     suspects = {pair for pair, name in names.items() if name.is_module and name.direction == BACKWARD}
     if not suspects:
         return pairs
-    sides = Side(target), Side(golden)
+    sides = RunCalls(target), RunCalls(golden)
     moved: dict[int, int] = {}
     for calls in sorted(suspects):
         forward = [side.forward(op) for side, op in zip(sides, calls, strict=True)]
@@ -292,7 +293,7 @@ def _gradients_by_argument(target: Run, golden: Run, pairs: Pairs) -> Pairs:
     return _with_partners(pairs, moved, BY_ARGUMENT)
 
 
-def _tensor_arguments(side: Side, op: int) -> list[str]:
+def _tensor_arguments(side: RunCalls, op: int) -> list[str]:
     """The arguments of a module call that are tensors and given by place: their gradients come back in this order."""
     return [
         suffix
@@ -301,7 +302,7 @@ def _tensor_arguments(side: Side, op: int) -> list[str]:
     ]
 
 
-def _outputs(side: Side, op: int) -> list[int]:
+def _outputs(side: RunCalls, op: int) -> list[int]:
     return [row for row in side.rows(op) if side.roles[row] == OUTPUT]
 
 
@@ -319,8 +320,8 @@ def _part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
     for backward in (False, True):
         for place in places:
             row, other = int(pairs.target[place]), int(pairs.golden[place])
-            head, direction, call = split(target.ops[ops[row]])
-            key = head, call, (target.table["shape"][row], golden.table["shape"][other])
+            callee, direction, call = split(target.ops[ops[row]])
+            key = callee, call, (target.table["shape"][row], golden.table["shape"][other])
             if backward and direction == BACKWARD and key in calls:
                 apart.append(place)
             elif not backward and direction == FORWARD and _is_repeat(target, row, golden, other):

@@ -13,11 +13,11 @@ import numpy as np
 from twinprobe._align.auto.fingerprints import Fingerprints, row_values_agree
 from twinprobe._align.auto.sequence import rising
 from twinprobe._align.auto.tree import ROOT, CallTree, call_tree
-from twinprobe._align.calls import Side, bare_path, dims, renumbered
+from twinprobe._align.calls import RunCalls, bare_path, dims, renumbered
 from twinprobe._align.links import NONE, best_in_order
 from twinprobe._runs.table import INPUT, OUTPUT
 
-Twins = list[tuple[int, int]]
+NodePairs = list[tuple[int, int]]
 
 _MOST_CELLS = 20_000  # so many combinations are scored one by one
 _MOST_EDITS = 1_500
@@ -33,7 +33,7 @@ _MOST_ROWS = 4  # so many values of a call are looked at
 class Calls:
     """One run's forward calls by place. Modules that only wrap another are seen through."""
 
-    def __init__(self, side: Side, *, nested: bool) -> None:
+    def __init__(self, side: RunCalls, *, nested: bool) -> None:
         self.side = side
         self.tree = tree = call_tree(side, nested=nested)
         self.fingerprints = Fingerprints(side)
@@ -124,7 +124,7 @@ class Calls:
         name = side.ops[op] if op != NONE else ""
         return {side.names[row].removeprefix(name): side.shapes[row] for row in self.fingerprints.parameters(op)}
 
-    def look(self, node: int) -> Hashable:
+    def signature(self, node: int) -> Hashable:
         """What a call does and gives, in three digits: equal for the same call of two runs before they part."""
         op, fingerprints = self.tree.op[node], self.fingerprints
         rows = (int(fingerprints.first_input[op]), int(fingerprints.first_output[op])) if op != NONE else ()
@@ -178,7 +178,7 @@ class Siblings:
     one: Calls
     other: Calls
 
-    def aligned(self, mine: list[int], theirs: list[int], scope: tuple[int, int]) -> Twins:
+    def aligned(self, mine: list[int], theirs: list[int], scope: tuple[int, int]) -> NodePairs:
         """Pairs among what the two calls of ``scope`` enclose, in order."""
         if not mine or not theirs:
             return []
@@ -196,13 +196,13 @@ class Siblings:
             or (self._agree(one, other, OUTPUT) is not False and self._agree(one, other, INPUT) is not False)
         ]
 
-    def _meet_again(self, found: Twins, scope: tuple[int, int]) -> bool:
+    def _meet_again(self, found: NodePairs, scope: tuple[int, int]) -> bool:
         if scope == (ROOT, ROOT) and found:
             # Parameters after an update are much the same whatever was computed before: the loss tells.
             scope = ([pair for pair in found if self.one.backward(pair[0]) != NONE] or found)[-1]
         return bool(self._agree(*scope, OUTPUT))
 
-    def _in_pieces(self, mine: list[int], theirs: list[int]) -> Twins:
+    def _in_pieces(self, mine: list[int], theirs: list[int]) -> NodePairs:
         """What is surely the same at both ends, and in between what scores best."""
         head = _common(mine, theirs, self._surely)
         found = list(zip(mine[:head], theirs[:head], strict=True))
@@ -212,7 +212,7 @@ class Siblings:
         mine, theirs = mine[: len(mine) - tail], theirs[: len(theirs) - tail]
         if len(mine) * len(theirs) <= _MOST_CELLS:
             return [*found, *self.by_score(mine, theirs), *ends]
-        anchors = _anchors([self.one.look(node) for node in mine], [self.other.look(node) for node in theirs])
+        anchors = _anchors([self.one.signature(node) for node in mine], [self.other.signature(node) for node in theirs])
         if not anchors:
             return [*found, *self._by_edits(mine, theirs), *ends]
         at, to = 0, 0
@@ -223,7 +223,7 @@ class Siblings:
             at, to = anchor + 1, other + 1
         return found + ends
 
-    def _by_edits(self, mine: list[int], theirs: list[int]) -> Twins:
+    def _by_edits(self, mine: list[int], theirs: list[int]) -> NodePairs:
         """Very many calls and nothing that tells one from another: as few as possible stay alone."""
         tokens: list[list[Hashable]] = [
             [(calls.key[node], calls.facts(node)[0]) for node in nodes]
@@ -231,7 +231,7 @@ class Siblings:
         ]
         return [(mine[at], theirs[to]) for at, to in _fewest_edits(*tokens)]
 
-    def by_score(self, mine: list[int], theirs: list[int]) -> Twins:
+    def by_score(self, mine: list[int], theirs: list[int]) -> NodePairs:
         """The pairs in order whose scores add up to most."""
         places: dict[Hashable, list[int]] = defaultdict(list)
         for to, node in enumerate(theirs):
@@ -263,7 +263,7 @@ class Siblings:
         ops = self.one.tree.op[one], self.other.tree.op[other]
         score = _SAME_KEY + _SAME_DTYPES * (mine[1] == theirs[1]) + _SAME_WAY_BACK * (mine[2] == theirs[2])
         if NONE not in ops:
-            score += _SAME_NAME * (self.one.side.head_of[ops[0]].name == self.other.side.head_of[ops[1]].name)
+            score += _SAME_NAME * (self.one.side.callee_of[ops[0]].name == self.other.side.callee_of[ops[1]].name)
         for role, weight in ((INPUT, _SAME_INPUTS), (OUTPUT, _SAME_OUTPUTS)):
             same = self._agree(one, other, role)
             if same:
@@ -298,7 +298,7 @@ class Siblings:
                 return False
         return self._ops_agree(*ops, INPUT)
 
-    def _rows(self, op: int, other: int, role: int) -> Twins:
+    def _rows(self, op: int, other: int, role: int) -> NodePairs:
         rows = self.one.fingerprints.rows(op, role)[:_MOST_ROWS], self.other.fingerprints.rows(other, role)[:_MOST_ROWS]
         return list(zip(*rows, strict=False))
 
@@ -325,7 +325,7 @@ def _common(mine: Sequence[int], theirs: Sequence[int], same: Callable[[int, int
     return sum(1 for _ in takewhile(lambda pair: same(*pair), zip(mine, theirs, strict=False)))
 
 
-def _anchors(mine: list[Hashable], theirs: list[Hashable]) -> Twins:
+def _anchors(mine: list[Hashable], theirs: list[Hashable]) -> NodePairs:
     """Places of what occurs once on both sides, in the longest order that both share."""
     counts = Counter(mine), Counter(theirs)
     places = {token: to for to, token in enumerate(theirs) if counts[1][token] == 1}
@@ -333,7 +333,7 @@ def _anchors(mine: list[Hashable], theirs: list[Hashable]) -> Twins:
     return rising(once)
 
 
-def _fewest_edits(mine: list[Hashable], theirs: list[Hashable]) -> Twins:
+def _fewest_edits(mine: list[Hashable], theirs: list[Hashable]) -> NodePairs:
     """Myers' greedy walk: equal tokens in order, as few as possible left out; what lies too far off stays alone."""
     rows, columns = len(mine), len(theirs)
     furthest = {1: 0}
@@ -357,7 +357,7 @@ def _fewest_edits(mine: list[Hashable], theirs: list[Hashable]) -> Twins:
         edits += 1
     if not done:
         return []
-    found: Twins = []
+    found: NodePairs = []
     at, to = rows, columns
     for step in range(len(history) - 1, -1, -1):
         known, diagonal = history[step], at - to

@@ -181,7 +181,7 @@ def _goes_on(steps: Sequence[Path]) -> bool:
 
     Trainings of different lengths have the same tokens in their first steps, and are no matter of tokens.
     """
-    from twinprobe._align.tokens import cut_of
+    from twinprobe._align.token_cuts import cut_of
 
     try:
         cut = cut_of([open_run(run) for run in steps[:2]])

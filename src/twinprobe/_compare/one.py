@@ -16,8 +16,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, product_types
-from twinprobe._judge.flow import PARAMETER_GRADIENTS
-from twinprobe._judge.origin import RunInfo, Summary
+from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._runs.names import LAYERS

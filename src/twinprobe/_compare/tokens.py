@@ -19,17 +19,8 @@ import numpy as np
 
 from twinprobe._align.calls import Shape, dims
 from twinprobe._align.links import Pairs
-from twinprobe._align.tokens import (
-    MASK,
-    NONE,
-    POSITIONS,
-    Cut,
-    TokenPairs,
-    align_tokens,
-    count_tokens,
-    cut_of,
-    reorders_rows,
-)
+from twinprobe._align.token_cuts import MASK, NONE, POSITIONS, Cut, count_tokens, cut_of, reorders_rows
+from twinprobe._align.tokens import TokenPairs, align_tokens
 from twinprobe._compare.one import Comparison, Matcher, Options, compare_runs
 from twinprobe._compare.pair_table import with_values
 from twinprobe._compare.request import Job

@@ -22,9 +22,15 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
 from twinprobe._judge.deviation import DIFFERS
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, UPDATED_PARAMETERS
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE
 from twinprobe._judge.operations import ADAPTIVE
-from twinprobe._judge.origin import Divergence, Summary, update_of_one_run
+from twinprobe._judge.origin import (
+    PARAMETER_GRADIENTS,
+    UPDATED_PARAMETERS,
+    Divergence,
+    Summary,
+    update_of_one_run,
+)
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run

@@ -29,7 +29,7 @@ from twinprobe._align.turns import fill_up
 from twinprobe._compare.pair_table import ALIGNED
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._measure.sketch import measured
-from twinprobe._runs.dtypes import EPSILON
+from twinprobe._runs.dtypes import EPSILON, dtype_name
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.sketches import SUFFIX, SketchFile
 from twinprobe._runs.tensors.containers import tensors_in
@@ -110,7 +110,9 @@ class Checkpoint:
 
     def tolerance(self, row: int, other: Checkpoint, other_row: int) -> float:
         """How far rounding to the coarser of two dtypes may move a number."""
-        coarse = max(EPSILON.get(_dtype(self.dtypes[row]), 0.0), EPSILON.get(_dtype(other.dtypes[other_row]), 0.0))
+        coarse = max(
+            EPSILON.get(dtype_name(self.dtypes[row]), 0.0), EPSILON.get(dtype_name(other.dtypes[other_row]), 0.0)
+        )
         return max(4 * coarse, 1e-6)
 
 
@@ -337,7 +339,7 @@ def _notes(found: _Pairing, transposed: list[int], swapped: list[tuple[int, int]
              for rows, others in found.groups]  # fmt: skip
     casts: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row, other in found.partner.items():
-        kinds = _dtype(golden.dtypes[other]), _dtype(target.dtypes[row])
+        kinds = dtype_name(golden.dtypes[other]), dtype_name(target.dtypes[row])
         if kinds[0] != kinds[1]:
             casts[kinds].append(target.names[row])
     for title, names in (
@@ -379,10 +381,6 @@ def _family(name: str) -> tuple[str, str]:
     """What fused and split tensors of one layer have in common: the numbers in their names, and weight or bias."""
     parts = name.split(".")
     return ".".join(part for part in parts if part.isdecimal()), parts[-1]
-
-
-def _dtype(name: str) -> str:
-    return name.rpartition(".")[2].lower()
 
 
 def _sizes(shape: Shape) -> Shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,9 +25,8 @@ from twinprobe._compare.updates import (
     silent_parts,
 )
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
-from twinprobe._judge.flow import LOSS, PARAMETER_GRADIENTS
-from twinprobe._judge.origin import Divergence
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
+from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import AS_MEANT, GIVEN, contradictions, find_layout, recorded_sizes, unlike_types
 from twinprobe._layout.layout import Layout, fitting_layout, read_sizes
@@ -47,8 +47,10 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import NO_UPDATE, SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, one_factor, own_norms
+from twinprobe._layout.sketched.earlier import ON_RANKS, earlier_value, moved
+from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, misplaced, numbers_of, only_on, other_data, whose
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -56,11 +58,8 @@ from twinprobe.errors import BadInput, TwinProbeError
 
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
-_MOST_WORDS = 64  # values that ranks were given
-_ON_RANKS = "differs on rank"
+_READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
-_SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
-_PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
@@ -204,7 +203,20 @@ def _compared(job: Job, options: Options) -> Comparison:
     for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
         if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
             run.findings = [_of_own_batch(text, run, side) for text in run.findings]
-    return with_findings(comparison, notes, lost)
+    updates = _odd_updates(comparison, job) if job.target.name == OPTIMIZER_FILE else []
+    return with_findings(comparison, notes, lost, updates)
+
+
+def _odd_updates(comparison: Comparison, job: Job) -> list[str]:
+    """Whose gradients and parameters differ, of the first ones that optimizers read: the calls of all ranks tell."""
+    whole, pairs, dumps = comparison.target, comparison.evidence.pairs, [side.files(DUMP) for side in job.ranks]
+    if not isinstance(whole, Whole) or isinstance(comparison.golden, Whole) or not all(dumps):
+        return []
+    read = (pairs["t_name"].str.contains(_READ) & pairs["g_row"].is_not_null()).fill_null(value=False).to_numpy()
+    differ = np.flatnonzero((comparison.judged.state == DIFFERS) & read).tolist()
+    rows = [row for row in differ if not pairs["t_name"][row].startswith(TOTAL_NORM)][:_MOST_SUSPECTS]
+    asked = [(pairs["t_row"][row], pairs["g_row"][row]) for row in rows]
+    return odd_updates(whole, comparison.golden, asked, dumps[0], next(iter(dumps[1].values())))
 
 
 def _without_noise(comparison: Comparison, job: Job, options: Options) -> Comparison:
@@ -260,7 +272,7 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
         if f"{module}.{name}" == known:
             said = update.sentence.partition("; ")[0].replace("parameters.before", f"parameters.{name}")
             own = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{pairs['t_name'][row]}: ")]
-            first = _moved(update, op, f"parameters.{name}", pairs["g_name"][row], row, module, "; ".join([said, *own]))
+            first = moved(update, op, f"parameters.{name}", pairs["g_name"][row], row, module, "; ".join([said, *own]))
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
@@ -358,9 +370,10 @@ def _micro_batches(opened: list[dict[int, RankDump]], layouts: list[Layout]) -> 
     return [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
 
 
-def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> Comparison:
-    """The comparison of two wholes with what was found on single ranks, and what was assumed."""
-    findings = _wrong_shards(comparison)
+def with_findings(comparison: Comparison, notes: list[str], lost: list[str], updates: Sequence[str] = ()) -> Comparison:
+    """The comparison of two wholes with what was found on single ranks (``updates``: of what optimizers read), and
+    what was assumed."""
+    findings = [*updates, *_wrong_shards(comparison)]
     for name, run in zip(("target", "golden"), (comparison.target, comparison.golden), strict=True):
         if isinstance(run, Whole):
             notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
@@ -370,8 +383,10 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
     factor = _one_factor(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
     if factor == [] and isinstance(comparison.target, Whole):
         factor = own_norms(comparison.target)
-    first = _not_updated(comparison, findings) or _before_the_gradients(comparison) or _other_data(comparison)
-    first = first or _other_shards(comparison) or comparison.summary.first
+    first = _not_updated(comparison, findings) or _before_the_gradients(comparison)
+    runs = comparison.target, comparison.golden
+    first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)
+    first = first or comparison.summary.first
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
@@ -379,9 +394,15 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> 
         if first.begins == ARGUMENT:
             said += [text.partition(": ")[2] for text in findings
                      if text.startswith(f"{first.op}.") and SETTING in text][:1]  # fmt: skip
-        for start in (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{around}: ", f"{around}.parameters."):
+        for start in (
+            f"{first.op}.{first.argument}: ",
+            f"{first.op}.",
+            f"{first.op}: ",
+            f"{around}: ",
+            f"{around}.parameters.",
+        ):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
-        said = [text for text in said if _ON_RANKS not in first.sentence]  # the ranks are named already
+        said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
         said += [f"made by {alone} alone"] if alone and not factor else []
         said += [*factor, *_biases(comparison, first)]
@@ -438,61 +459,7 @@ def _before_the_gradients(comparison: Comparison) -> Divergence | None:
             other, *norms = (pairs[column][row] for column in ("g_name", "t_norm", "g_norm"))
             op = name.removesuffix(f".{argument}")
             sentence = f"{argument}: {said}: norm {norms[0]:.4g} against {norms[1]:.4g}"
-            return _moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
-    return None
-
-
-def _moved(first: Divergence, op: str, argument: str, other: str, order: int, module: str, said: str) -> Divergence:
-    """A first difference in another place, a value that comes from outside."""
-    return replace(first, op=op, row=f"{op}.{argument}", golden_row=other, order=order, argument=argument,
-                   module=module, sentence=said, begins=OUTSIDE, target_values={}, golden_values={}, kinds=[],
-                   relative_error=None, error_eps=None, expected_eps=None, times_noise=None)  # fmt: skip
-
-
-def _other_data(comparison: Comparison) -> Divergence | None:
-    """Whole numbers that ranks were given and that differ: words of a batch have extremes, but no other statistics.
-
-    Then the first difference is there, and not in a call that makes something else of them; so are other values of
-    golden's statistics that the first call was given.
-    """
-    first, whole, golden = comparison.summary.first, comparison.target, comparison.golden
-    if first is None or not isinstance(whole, Whole) or isinstance(golden, Whole) or first.op not in whole.ops:
-        return None
-    pairs = comparison.evidence.pairs
-    whole_numbers = pairs["t_dtype"].str.contains("int") & ~pairs["t_name"].str.contains(_PLACES)
-    given = pairs["t_name"].str.contains(r"\.input\.") & whole_numbers & pairs["t_max"].is_not_null()
-    if "inputs agree" in first.sentence:
-        given |= pairs["t_name"].str.starts_with(f"{first.op}.input.") & pairs["t_dtype"].str.contains("float")
-    rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
-    columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
-    for order, row, partner, name, other in columns.iter_rows():
-        op = whole.pieces["op"][row]
-        ranks = other_data(whole, row, golden, partner) if order <= first.order else []
-        data = "int" in pairs["t_dtype"][order]
-        if ranks and (data or len(ranks) < len(whole.ranks)):
-            argument, words = name.removeprefix(f"{op}."), "comes from outside" if data else "has golden's statistics,"
-            said = f"{argument}: it {words} and {_ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
-            around = op if parse_op(op).is_module else whole.parents.get(op)
-            return _moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
-    return None
-
-
-def _other_shards(comparison: Comparison) -> Divergence | None:
-    """A parameter before the first difference whose shards lie on other ranks: their statistics are golden's."""
-    first, whole, golden = comparison.summary.first, comparison.target, comparison.golden
-    if first is None or not isinstance(whole, Whole) or isinstance(golden, Whole) or first.op not in whole.ops:
-        return None
-    pairs = comparison.evidence.pairs
-    held = pairs["t_name"].str.contains(".parameters.", literal=True) & pairs["t_row"].is_not_null()
-    rows = pairs.with_row_index("order").filter(held & pairs["g_row"].is_not_null())
-    for order, row, partner, name, other in rows.select("order", "t_row", "g_row", "t_name", "g_name").iter_rows():
-        if order > first.order + _SAME_CALL:
-            break
-        said = misplaced(whole, row, golden, partner)
-        if said:
-            op, _, argument = name.rpartition(".parameters.")
-            words = f"parameters.{argument}: the parameter differs: {said}"
-            return _moved(first, op, f"parameters.{argument}", other, order, parse_op(op).body, words)
+            return moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
     return None
 
 
@@ -515,7 +482,8 @@ def _one_factor(comparison: Comparison) -> list[str]:
              for name, size in [*((one, run.layout.size(one)) for one in ("dp", "tp", "cp", "ep", "pp")),
                                 ("micro batches", max(run.micro, *map(micro_batches, run.ranks.values())))]
              if size > 1}  # fmt: skip
-    return one_factor((rows["t_norm"] / rows["g_norm"]).to_numpy(), sizes)
+    precision = max(map(epsilon, rows["g_dtype"].unique().to_list()), default=0.0)
+    return one_factor((rows["t_norm"] / rows["g_norm"]).to_numpy(), sizes, precision)
 
 
 def _grouped(findings: list[str]) -> list[str]:

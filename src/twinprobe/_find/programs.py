@@ -27,7 +27,7 @@ _TAIL = 1 << 16  # bytes at the end of a program's output that are searched for 
 
 
 @dataclass(frozen=True)
-class Side:
+class RunSource:
     """Target or golden: a program to run, or a recording of one."""
 
     name: str
@@ -45,10 +45,10 @@ def is_command(given: str | os.PathLike[str]) -> bool:
     return not path.exists() and path.name not in RUN_FILES and (" " in given or shutil.which(given) is not None)
 
 
-def side(name: str, text: str) -> Side:
+def side(name: str, text: str) -> RunSource:
     """Parse one side of the command: a command line with variables before it, or the path of a recording."""
     if text and (Path(text).is_dir() or Path(text).name in RUN_FILES):
-        return Side(name, text, recording=Path(text))
+        return RunSource(name, text, recording=Path(text))
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -62,7 +62,7 @@ def side(name: str, text: str) -> Side:
     if shutil.which(words[0]) is None:
         hint = "a recording is a folder" if len(words) == 1 else "shell syntax needs a shell: bash -c '...'"
         raise BadInput(f"there is neither a program nor a recording {words[0]!r}", where=text, hint=hint)
-    return Side(name, text, tuple(words), tuple(variables))
+    return RunSource(name, text, tuple(words), tuple(variables))
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class Task:
     swap: dict[str, Any] | None = None
     """Golden's values at one module: ``module``, ``values`` (a recording with tensors) and ``step``."""
 
-    def mark(self, program: Side) -> str:
+    def mark(self, program: RunSource) -> str:
         """The same for two runs whose recordings are the same."""
         wanted = self.record, self.seed, self.from_step, self.last_step, self.swap, self.updates
         identity = repr((program.words, program.variables, *wanted))
         return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> list[dict[str, Any]]:
+def run_program(program: RunSource, folder: Path, task: Task, *, reuse: bool) -> list[dict[str, Any]]:
     """Run the program with its recording in ``folder``; what it prints goes to a log beside it.
 
     Returns the facts that its processes recorded about themselves. ``reuse`` takes an earlier, finished run of the same
@@ -120,7 +120,7 @@ def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> list
     return recorded
 
 
-def _variables(program: Side, place: Path, seed: int | None) -> dict[str, str]:
+def _variables(program: RunSource, place: Path, seed: int | None) -> dict[str, str]:
     variables = {**os.environ, **dict(program.variables), PLAN: str(place / "plan.json")}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), variables.get("PYTHONPATH", ""))))
     if seed is not None:
@@ -128,7 +128,7 @@ def _variables(program: Side, place: Path, seed: int | None) -> dict[str, str]:
     return variables
 
 
-def _wait(program: Side, variables: dict[str, str], log: Path) -> int:
+def _wait(program: RunSource, variables: dict[str, str], log: Path) -> int:
     """Run to the end; Ctrl-C is passed on, so that the recording is written."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -173,7 +173,7 @@ def last_words(log: Path) -> str:
     return next(iter(errors.values()), spoken[-1].strip() if spoken else "it printed nothing")
 
 
-def _unwatched(program: Side, notes: Path, log: Path) -> BadInput:
+def _unwatched(program: RunSource, notes: Path, log: Path) -> BadInput:
     if (notes / "torch").exists():
         what, hint = "called no torch.nn.Module with parameters", "find records PyTorch models"
     elif (notes / "python").exists():

@@ -39,7 +39,7 @@ def _distinct(table: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.uint32
     return first, of_row.astype(np.uint32)
 
 
-def _look(
+def _description(
     requires_grad: bool, kind: int, type_: str | None, dtype: str | None, shape: str | None, grad: bool | None
 ) -> tuple[str, str]:
     texts = (type_ or "", dtype or "", shape or "[]")
@@ -169,7 +169,7 @@ class ValueTexts:
         # and after the numbers of each row. One that is no tensor has its value in between.
         looks = run.table.select(_COLUMNS)
         first, self._look_of_row = _distinct(looks)
-        spelled = [_look(style.requires_grad, *row) for row in looks[first].iter_rows()]
+        spelled = [_description(style.requires_grad, *row) for row in looks[first].iter_rows()]
         self._before, self._after = (pl.Series([look[part] for look in spelled], dtype=pl.String) for part in (0, 1))
         self._digests = run.table["digest"].null_count() < run.table.height
         self._files = run.table["file"].null_count() < run.table.height

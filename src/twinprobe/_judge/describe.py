@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._align.calls import all_dims, dims
+from twinprobe._align.calls import dims
 from twinprobe._judge.deviation import dtypes_differ
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS, Flow, begins_backward, clipping, result_rows
-from twinprobe._judge.kinds.by_statistics import Kind, Row, Side, Suspect, api_name, cosine, statistic_kinds
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
+from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
+from twinprobe._judge.kinds.recorded import (
+    Kind,
+    Row,
+    Suspect,
+    nearby_of,
+    parameters_of,
+    shown_value,
+    side_of,
+    sizes_of,
+    sketches_of,
+)
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.origin import PARAMETER_GRADIENTS, Divergence, begins_backward, clipping, result_rows
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -33,7 +44,7 @@ from twinprobe._judge.verdicts import PASS, RULES, Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, OPTIMIZER, parse_op
 from twinprobe._runs.run import TENSORS, Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
@@ -53,7 +64,6 @@ _FRAMEWORK_FILES = re.compile(
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
 _BEFORE = ".parameters.before"
 _MOST_NOTES = 3
-_NEARBY = 400  # rows before and after: a layer of a transformer with its functions
 _PARALLEL = 0.99  # the cosine of two sketches; unrelated ones stay below 0.64
 _ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 
@@ -215,8 +225,14 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     proven = {OUTSIDE: "input", PARAMETER_DIFFERS: "parameter", RANDOM: "function"}.get(beginning.cause)
     if kinds and kinds[0].name == proven and (named.startswith("it ") or proven == "function"):
         return f"the parameter{named.removeprefix('it')}" if proven == "parameter" else named
-    if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
-        return f"{_BY_ARGUMENT}: {kinds[0].sentence}"
+    if beginning.cause == OUTPUT_DIFFERS:
+        what = _BY_ARGUMENT
+        by = kinds[0].sentence if kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9 else ""
+        if not by:  # a parameter that no row shows to differ: stored otherwise, in one run only
+            what = RULES["injected_by_parameter"].words.removesuffix(": injected here")
+            by = next((kind.sentence for kind in kinds if kind.name == "parameter" and kind.confidence >= 0.9), "")
+        if by:
+            return f"{what}: {by}"
     parts = judged.reason[beginning.row].split("; ")
     grouped = "group" in pairs.columns and pairs["group"][beginning.row] is not None
     other_calls = bool(kinds) and kinds[0].name in ("function", "extra", "missing")
@@ -236,7 +252,13 @@ def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginnin
     if beginning.cause == OUTSIDE and beginning.arguments:  # nothing in this step depends on it
         return f"{argument_name(name)} differs before the call: an evaluation will use it, training does not"
     if beginning.cause == BETWEEN and flow is not None and begins_backward(flow, beginning.row):
-        return "this gradient is the first of the backward pass: the loss is computed or scaled otherwise"
+        only_modules = all(op.is_module for op in flow.ops if op.direction == FORWARD)
+        own = "the model's own code behind its last module, or " if only_modules else ""
+        return f"this gradient is the first of the backward pass: {own}the loss is computed or scaled otherwise"
+    if beginning.cause == BETWEEN and flow is not None and flow.role[beginning.row] == INPUT:
+        made = int(flow.target_source[beginning.row])
+        if made != NONE and made == flow.golden_source[beginning.row]:
+            return f"it holds the values of {pairs['t_name'][made]}, which agree, in another order than golden's"
     optimizer = beginning.cause == OUTSIDE and place == "input.0" and name.startswith(OPTIMIZER)
     clipped = clipping(pairs) if optimizer else ""
     return f"the gradient differs: {clipped}" if clipped else ""
@@ -248,20 +270,13 @@ def _argument(row: dict[str, Any]) -> str:
         name = argument_name(row["t_name"] or "")
         return f"requires_grad of {name}: {row['t_requires_grad']} against {row['g_requires_grad']}"
     shapes = "shape " if row["t_kind"] == row["g_kind"] == TENSOR else ""
-    values = [row[f"{side}_shape"] if shapes else _shown(row, side) for side in "tg"]
+    values = [row[f"{side}_shape"] if shapes else shown_value(row, side) for side in "tg"]
     return f"{argument_name(row['t_name'] or row['g_name'])}: {shapes}{values[0]} against {values[1]}"
 
 
 def _detached(row: dict[str, Any]) -> bool:
     """Whether gradients flow back through this value in one run only."""
     return bool(row["t_requires_grad"] != row["g_requires_grad"] and row["t_shape"] == row["g_shape"])
-
-
-def _shown(row: dict[str, Any], side: str) -> str:
-    text, number = row[f"{side}_max_text"], row[f"{side}_max"]
-    if row[f"{side}_kind"] == TENSOR:
-        return f"a tensor {row[f'{side}_shape']}"
-    return str(text if text is not None else row[f"{side}_meaning"] or (f"{number:.6g}" if number is not None else "-"))
 
 
 def user_frame(frames: Sequence[str]) -> str:
@@ -307,12 +322,12 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
     shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
-    sketches = [_sketches(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
+    sketches = [sketches_of(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
     rows = []
     for number, at in enumerate(shown):
         row = pairs.row(at, named=True)
         role = row["t_role"] if row["t_role"] is not None else row["g_role"]
-        sides = [_side(row, side, sketch, number) for side, sketch in zip("tg", sketches, strict=True)]
+        sides = [side_of(row, side, sketch, number) for side, sketch in zip("tg", sketches, strict=True)]
         weighed = _clearest(judged, at)
         expected = float(noise.expected[weighed]) if noise is not None and np.isfinite(noise.expected[weighed]) else 0.0
         op = target.ops[beginning.call] if beginning.call != NONE else ""
@@ -330,9 +345,9 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         name=missing[1] if missing else op,
         rows=rows,
         presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
-        parameters=_parameters(golden),
-        tensors=_nearby(golden, pairs.row(beginning.row, named=True)),
-        counts=_sizes_of(target) | _sizes_of(golden),
+        parameters=parameters_of(golden),
+        tensors=nearby_of(golden, pairs.row(beginning.row, named=True)),
+        counts=sizes_of(target) | sizes_of(golden),
         from_outside=_from_outside(judged.flow, beginning),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
@@ -397,7 +412,7 @@ def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) ->
     """More elements are masked out on one side."""
     if beginning.row < 0 or evidence.estimate is None or not evidence.estimate.refilled[beginning.row]:
         return None
-    rows = [_sketches(run, evidence.pairs, side, [beginning.row])[0] for run, side in ((target, "t"), (golden, "g"))]
+    rows = [sketches_of(run, evidence.pairs, side, [beginning.row])[0] for run, side in ((target, "t"), (golden, "g"))]
     counts = [int(row["fill"] + row["inf"]) for row in rows]
     text = f"another mask: {counts[0]:,} elements are masked out against {counts[1]:,}, of {int(rows[1]['count']):,}"
     return Kind("mask", text, 0.95, {"target": counts[0], "golden": counts[1]})
@@ -433,8 +448,8 @@ def _kept_gradient(target: Run, golden: Run, pairs: Any, judged: Judged, beginni
         return ""
     rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0) & (flow.of_row < beginning.call))
     rows = rows[flow.elements[0][rows] == flow.elements[0][beginning.row]]
-    read = [_sketches(run, pairs, side, [beginning.row]) for run, side in ((target, "t"), (golden, "g"))]
-    made = _sketches(target, pairs, "t", rows.tolist())
+    read = [sketches_of(run, pairs, side, [beginning.row]) for run, side in ((target, "t"), (golden, "g"))]
+    made = sketches_of(target, pairs, "t", rows.tolist())
     if made is None or any(side is None or not side["flags"][0] for side in read):
         return ""
     more = read[0]["sums"][0] - read[1]["sums"][0]
@@ -447,73 +462,6 @@ def _kept_gradient(target: Run, golden: Run, pairs: Any, judged: Judged, beginni
     own = int(flow.golden_source[beginning.row])
     given = own != NONE and flow.role[own] == GRADIENT and judged.verdict[own] == PASS
     return f"is not what the pass of this step gave, {pairs['t_name'][own]}" if given and target.step > 0 else ""
-
-
-def _sketches(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
-    if run.sketches is None:
-        return None
-    return run.sketches.of(pairs[f"{side}_row"].gather(rows).fill_null(-1).to_numpy())
-
-
-def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | None:
-    if row[f"{side}_row"] is None:
-        return None
-    kind, facts = row[f"{side}_kind"], dict[str, Any]()
-    if kind == TENSOR:
-        facts = {stat: row[f"{side}_{stat}"] for stat in STATS}
-        single = ";" not in str(row[f"{side}_name"])  # several tensors compared as one have no sketch of their own
-        if sketches is not None and sketches["flags"][number] and single:
-            found = sketches[number]
-            facts |= {"zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"])}
-            if row.get("turn") is None:  # a sketch tells elements apart by their place
-                facts["sketch"] = found["sums"]
-            if not facts["not_finite"] and found["count"] and "float" in str(row[f"{side}_dtype"]).lower():
-                # Of 16-bit tensors, dump.json has three digits.
-                facts |= {"l1": float(found["l1"]), "norm": float(found["norm"]),
-                          "mean": float(found["total"] / found["count"])}  # fmt: skip
-    elif kind == VALUE:
-        facts = {"value": _shown(row, side)}
-    shape = dims(row[f"{side}_shape" if row.get("turn") is None else "g_shape"]) or ()  # as it is compared
-    return Side(dtype=str(row[f"{side}_dtype"] or ""), shape=shape, **facts)
-
-
-def _parameters(run: Run) -> list[tuple[str, Side]]:
-    import polars as pl
-
-    table = run.table.with_row_index("at").filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
-    known = all_dims(table["shape"].unique().to_list())
-    rows = table["at"].to_numpy().astype(np.int64)
-    sketches = (
-        [row["sums"] if row["flags"] else None for row in run.sketches.of(rows)] if run.sketches else [None] * len(rows)
-    )
-    wanted = table.select("name", "dtype", "shape", *STATS).iter_rows()
-    return [
-        (name, Side(str(dtype or ""), known[shape] or (), **dict(zip(STATS, stats, strict=True)), sketch=sketch))
-        for (name, dtype, shape, *stats), sketch in zip(wanted, sketches, strict=True)
-    ]
-
-
-def _nearby(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:
-    """Other tensors of the same shape around a row of a run, nearest first."""
-    at = row["g_row"]
-    if at is None or row["g_shape"] is None or run.sketches is None:  # the pieces of some values fit no shape
-        return []
-    first = max(0, at - _NEARBY)
-    table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)
-    table = table.filter((table["kind"] == TENSOR) & (table["shape"] == (row["g_shape"] or "")) & (table["at"] != at))
-    sketches = run.sketches.of(table["at"].to_numpy().astype(np.int64))
-    shape = dims(row["g_shape"]) or ()
-    found = [
-        (abs(number - at), name, Side(str(dtype or ""), shape, sketch=sketch["sums"]))
-        for (number, name, dtype), sketch in zip(table.select("at", "name", "dtype").iter_rows(), sketches, strict=True)
-        if sketch["flags"]
-    ]
-    return [(name, side) for _, name, side in sorted(found, key=lambda one: one[0])]
-
-
-def _sizes_of(run: Run) -> dict[str, int]:
-    """The sizes of a parallel layout, which a factor may be."""
-    return {f"{name} ranks": int(size) for name, size in re.findall(r"(\w+)=(\d+)", run.arrangement)}
 
 
 def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, dims, epsilons
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import Family, is_smooth, operation_of
+from twinprobe._judge.operations import Family, is_smooth, operation_of, orders
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.names import FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
@@ -165,12 +165,23 @@ class Rows:
                 }
                 rows = odd & ~np.isin(own, list(usual)) if usual else np.zeros_like(odd)
                 coarser[rows] = other[rows]
+        if run is not None:
+            coarser = np.where(coarser > 0, np.maximum(coarser, self._unpaired_precision(known)), coarser)
         if run is not None and run.settings.get(PRODUCT_PRECISION):
             # In mixed precision gradients are widened before optimizers get them; parameters keep what they learnt.
             seen = r"^Optimizer\.(total_norm\.|.+\.input\.0$)" if run.step == 0 else r"^Optimizer\."
             widened = bools(self.pairs["t_name"].str.contains(seen))
             coarser[widened] = np.maximum(coarser[widened], run.settings[PRODUCT_PRECISION])
         return coarser
+
+    def _unpaired_precision(self, known: dict[str | None, float]) -> float:
+        """The epsilon of most matrix products where none has a counterpart, 0 where some do: a model as a whole, which
+        shows no products, is compared with the calls inside it."""
+        named = {side: bools(self.pairs[f"{side}_name"].str.contains(_PRODUCT)) for side in "tg"}
+        if (named["t"] & named["g"] & self.matched).any() or not (named["t"] | named["g"]).any():
+            return 0.0
+        usual = [product_types(self.pairs[f"{side}_name"], self.pairs[f"{side}_dtype"]) for side in "tg"]
+        return max((known[dtype] for types in usual for dtype in types), default=0.0)
 
 
 def product_types(names: pl.Series, dtypes: pl.Series) -> list[str]:
@@ -413,15 +424,23 @@ def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
     return hidden
 
 
-def flips_of(flow: Flow, values: Values, far: Bools) -> Bools:
+def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
     """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
-    further apart than noise comes: scores that were masked out are no longer there to choose."""
+    further apart than noise comes: scores that were masked out are no longer there to choose. Among equal values a
+    kernel takes any: places that differ where the values in order are the same are those of ties. What one run alone
+    has has no partner to flip against."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
     unsure[flow.of_row[inputs & far]] = False
-    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
-    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    whole = matched & outputs & (values.epsilon == 0) & (values.elements > 0)
+    other = values.error != 0
+    tied = np.append(flow.each_call(lambda op: op.direction == FORWARD and orders(op)), False)
+    tied[flow.of_row[(flow.role == INPUT) & (values.elements > 0) & other]] = False
+    differing = np.bincount(flow.of_row[outputs & other], minlength=len(tied))
+    tied &= differing < np.maximum(np.bincount(flow.of_row[outputs], minlength=len(tied)), 2)
+    flips: Bools = whole & (unsure | tied)[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips
 
 
@@ -479,3 +498,16 @@ def gave_inside(flow: Flow, values: Values) -> Floats:
     np.maximum.at(held, flow.parent[inner], given[inner])
     passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
     return passed
+
+
+def carried_state(flow: Flow, far: Bools) -> Bools:
+    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
+    carried = np.zeros(len(flow.role), dtype=bool)
+    state = flow.first_inputs(flow.updates & flow.in_place)
+    state = state[flow.source[state] == NONE]  # what no call of this step has made
+    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
+    for name in np.unique(names):
+        rows = state[names == name]
+        own = rows[~flow.parameter[rows]]
+        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
+    return carried

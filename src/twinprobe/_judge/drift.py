@@ -120,6 +120,7 @@ def updates_of(
         plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
         number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
         np.maximum.at(step, flow.of_row[plain], number[plain])
+        step = np.fmax(step, step[flow.whole]) if len(flow.whole) else step  # one number for all elements of a list
         whole = divides & (step == 0) & ~flow.each_call(lambda op: LISTS in op.body)
         step = np.where(step > 0, step, np.where(whole, 1.0, _USUAL_STEP))
     adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))

@@ -7,7 +7,7 @@ earlier output, on both sides, is that output.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, OpName
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR, VALUE
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,11 +29,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
-LOSS = "loss"  # the results that a summary begins with
-PARAMETER_GRADIENTS = "parameter gradients"
-UPDATED_PARAMETERS = "updated parameters"
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
-_SAME_NORM = 1e-2  # relative: of all gradients together
 
 # Three odd constants that spread the bits of max, min and the number of elements over one word.
 _SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
@@ -51,7 +47,6 @@ _OPERATORS |= {"__setitem__"}
 _DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
 # Sums that read nothing of their first input where the factor before it is zero: it may be memory nobody has written.
 _SUMS = frozenset({"addmm", "addbmm", "baddbmm", "addmv", "addr", "sspaddmm"})
-_CHOOSES = frozenset({"argmax", "topk", "sort", "argsort"})  # one or some of many, by scores
 _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 
 
@@ -113,6 +108,8 @@ class Flow:
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
     unread: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Inputs that their calls do not read, whatever they hold."""
+    whole: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Where elements of lists have calls of their own (``elements_apart``): the call that each is a part of."""
 
     @property
     def takes_unpaired(self) -> Bools:
@@ -209,8 +206,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
     # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
-    backward = each_call(lambda op: op.direction == BACKWARD)
-    begun = int(np.argmax(backward)) if backward.any() else len(ops)
+    begun = int(np.argmax(np.append(each_call(lambda op: op.direction == BACKWARD), True)))
     updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
     stepped = written_to[by_optimizer[written_to]]
@@ -218,8 +214,9 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     parameter |= taken & (source == NONE) & np.isin(both, both[stepped]) & ~by_optimizer
     # A parameter that an optimiser has just written is no longer what came with the model.
     rewritten = _latest(both, made & by_optimizer, (role == PARAMETER) & tensor, of_row, begins)
-    unread = source == NONE
-    source[unread] = rewritten[unread]
+    source = np.where(source == NONE, rewritten, source)
+    scaled = taken & by_optimizer & (source == NONE) & (elements[0] > 1)
+    source = np.where(scaled, _before_the_scale(pairs, tensor & (role == GRADIENT), scaled, of_row, elements), source)
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
@@ -229,6 +226,40 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
         in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
+
+
+def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:
+    """The same with a call for each element of the lists that calls take (``_foreach_add_``): an element is made of its
+    own operands. These calls come last; what all elements share stays with the whole call."""
+    rows = np.flatnonzero(flow.spread(flow.each_call(lambda op: LISTS in op.body)))
+    if not len(rows):
+        return flow
+    place = (
+        pairs["t_name"]
+        .gather(rows)
+        .str.extract(r"\.(?:input\.[^.]+|output(?:\.0)?)\.(\d+)$")
+        .cast(int)
+        .fill_null(NONE)
+        .to_numpy()
+    )
+    tensor = (pairs["t_kind"].gather(rows) == TENSOR).fill_null(value=False).to_numpy()
+    shared = (place == NONE) & (flow.role[rows] == INPUT) & tensor
+    apart = (place != NONE) & ~np.isin(flow.of_row[rows], flow.of_row[rows[shared]])
+    rows, place = rows[apart], place[apart]
+    keys, number = np.unique(np.stack([flow.of_row[rows], place]), axis=1, return_inverse=True)
+    whole = np.concatenate([np.arange(len(flow.ops)), keys[0]])
+    of_row = flow.of_row.copy()
+    of_row[rows] = len(flow.ops) + number.ravel()
+    groups = {call: flow.grouped[int(of)] for call, of in enumerate(whole.tolist()) if of in flow.grouped}
+    per_call = ("parent", "leaf", "start", "twin", "back", "updates", "clips", "in_place", "other_arguments")
+    return replace(
+        flow, ops=[flow.ops[call] for call in whole.tolist()], each_call=partial(_each_element, flow.each_call, whole),
+        of_row=of_row, grouped=groups, whole=whole, **{name: getattr(flow, name)[whole] for name in per_call},
+    )  # fmt: skip
+
+
+def _each_element(each_call: Callable[..., NDArray[Any]], whole: Ints, *fact: Any) -> NDArray[Any]:
+    return each_call(*fact)[whole]
 
 
 def times_zero(flow: Flow, pairs: pl.DataFrame) -> Ints:
@@ -281,37 +312,6 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     same &= flow.each_call(lambda op: not op.is_module)  # no kernel: all that it gives was computed for somebody
     ignored |= (flow.role == OUTPUT) & flow.spread(same) & ~compared & ~flow.read
     return ignored
-
-
-def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
-    """The rows people look at first: the loss, the model's outputs, gradients, updated parameters."""
-    call = np.maximum(flow.of_row, 0)
-    matched = matched & (flow.of_row >= 0)
-    forward = flow.each_call(lambda op: op.direction == FORWARD)[call]
-    outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
-    module = flow.each_call(lambda op: op.is_module)
-    outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
-    updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
-    written = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and not op.text.startswith(TOTAL_NORM))
-    updated &= (flow.elements[0] > 1) | written[call]  # no step counts
-    # A loss has a way back; norms and coefficients of an optimiser have none.
-    scalar = outputs & (flow.elements[0] == 1)
-    derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
-    if not derived.any():
-        # Without one, it comes after all that the model gives, and is made by a loss function or of what recorded calls
-        # give: other scalars are parts of masks and positions, or a mean of token numbers.
-        last = int(call[outermost].max(initial=NONE))
-        taken = (flow.role == INPUT) & (flow.target_source != NONE) & (flow.of_row >= 0)
-        made = flow.each_call(lambda op: operation_of(op).family == Family.LOSS)
-        made[flow.of_row[taken]] = True
-        derived = scalar & made[call] & (call > (flow.start[last] if last != NONE else NONE))
-        derived &= flow.length == 0  # a vector of one element is one of many that happens to be alone: a box, a token
-    return {
-        LOSS: np.flatnonzero(derived)[-1:],
-        "outputs": np.flatnonzero(outermost),
-        PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
-        UPDATED_PARAMETERS: np.flatnonzero(updated),
-    }
 
 
 def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:
@@ -376,13 +376,16 @@ def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     return elements.fill_null(0.0).to_numpy().astype(np.float64), lengths.fill_null(0).to_numpy().astype(np.int64)
 
 
-def _marks(pairs: pl.DataFrame, side: str, elements: Floats) -> NDArray[np.uint64]:
-    """One word per row; equal words mean equal values, whatever their layout."""
+def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = True) -> NDArray[np.uint64]:
+    """One word per row; equal words mean equal values, whatever their layout; but for powers of two, if so wanted."""
     digests = pairs[f"{side}_digest"]
     if digests.null_count() < len(digests):
         return digests.hash().to_numpy()
     with np.errstate(over="ignore"):
         high, low, norm = (pairs[f"{side}_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "norm"))
+        if not powers:
+            largest = np.frexp(np.fmax(np.abs(high), np.abs(low)))[1]
+            high, low, norm = (np.ldexp(stat, -largest) for stat in (high, low, norm))
         # A norm that was added up in another order differs in its last digits.
         with np.errstate(invalid="ignore", divide="ignore"):
             size = np.nan_to_num(np.round(np.log2(np.abs(norm)) * 512))
@@ -407,6 +410,16 @@ def _latest(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: Ints, 
     met = readers.join_asof(makers, on="when", by="mark", check_sortedness=False).drop_nulls()
     found[met["reader"].to_numpy()] = met["row"].to_numpy()
     return found
+
+
+def _before_the_scale(
+    pairs: pl.DataFrame, gradients: Bools, scaled: Bools, of_row: Ints, elements: tuple[Floats, Floats]
+) -> Ints:
+    """The gradients of a scaled loss that these are: divided by the scale, a power of two, where nobody sees it."""
+    if not scaled.any() or not gradients.any():
+        return np.full(len(scaled), NONE, dtype=np.int64)
+    target, golden = (_marks(pairs, side, count, powers=False) for side, count in zip("tg", elements, strict=True))
+    return _latest(target * _SPREAD[0] ^ golden, gradients, scaled, of_row, of_row)
 
 
 def _read_later(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: Ints, begins: Ints) -> Bools:
@@ -532,67 +545,3 @@ def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
     seen: Bools = flow.spread(flow.updates | flow.clips) & (flow.role == INPUT) & facts.tensor & facts.matched
     seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
     return seen
-
-
-def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -> Bools:
-    """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well, and what is
-    made of it (boxes, scores).
-
-    A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
-    before it is padding. A model that is called again and again, for one token after another, gives a result each time,
-    until a token flips within rounding: that leads to others. The best of other scores may be the same by chance: what
-    a token or a box is chosen by is a result.
-    """
-    outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
-    last = np.flatnonzero(outermost).max(initial=NONE)
-    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)[LOSS]
-    agrees = (flow.of_row[loss] > last).any() and not abnormal[loss].any()
-    if last == NONE or agrees or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
-        return np.zeros(len(flow.role), dtype=bool)
-    model = flow.ops[last]
-    called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
-    outside = (flow.parent == NONE) & (np.arange(len(flow.ops)) > np.argmax(outermost)) & ~outermost
-    chooses = outside & flow.each_call(lambda op: op.body in _CHOOSES)
-    for calls in (called, outside, chooses):
-        calls[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(calls)) + (calls is chooses) :] = False
-    given: Bools = (flow.spread(called) | (flow.spread(outside) & ~flow.read & ~facts.integer)) & (flow.role == OUTPUT)
-    given |= flow.spread(chooses) & (flow.role == INPUT)
-    return given
-
-
-def clipping(pairs: pl.DataFrame) -> str:
-    """How the runs clip their gradients, where that differs, or the norms before it do; empty elsewhere."""
-    totals = pairs.filter(pairs["t_name"].str.starts_with(TOTAL_NORM).fill_null(value=False))
-    rows = list(totals.iter_rows(named=True))
-    norms = {(row["t_role"], side): row[f"{side}_norm"] for row in rows for side in "tg"}
-    before, after = np.nan_to_num([[norms.get((role, side)) or 0.0 for side in "tg"] for role in (INPUT, OUTPUT)])
-    # Of ranks that clip by norms of their own, no norm of all gradients is known.
-    clips = [any(row["t_role"] == INPUT and row[f"{side}_kind"] in (TENSOR, VALUE) for row in rows) for side in "tg"]
-    if clips[0] != clips[1]:
-        return f"only the {'target' if clips[0] else 'golden'} run calls a function that clips gradients by their norm"
-    if not all(clips):
-        return ""
-    if all(before) and abs(before[0] - before[1]) > _SAME_NORM * before[1]:
-        return f"before clipping, the norm of all of them is {before[0]:.4g} against {before[1]:.4g}"
-    apart = all(after) and abs(after[0] - after[1]) > _SAME_NORM * after[1]
-    return f"gradients are clipped to a norm of {after[0]:.4g} against {after[1]:.4g}" if apart else ""
-
-
-def begins_backward(flow: Flow, row: int) -> bool:
-    """Whether a row is the gradient of the loss, which code outside of all recorded calls computes."""
-    backward = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD))
-    first = len(backward) > 0 and flow.of_row[row] == backward[0] and flow.parent[backward[0]] == NONE
-    return bool(first and flow.role[row] == INPUT)
-
-
-def carried_state(flow: Flow, far: Bools) -> Bools:
-    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
-    carried = np.zeros(len(flow.role), dtype=bool)
-    state = flow.first_inputs(flow.updates & flow.in_place)
-    state = state[flow.source[state] == NONE]  # what no call of this step has made
-    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
-    for name in np.unique(names):
-        rows = state[names == name]
-        own = rows[~flow.parameter[rows]]
-        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
-    return carried

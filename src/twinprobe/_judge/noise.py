@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, behind_norms, flips_of, gave_inside, values_of
 from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
-from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.flow import NONE, Flow, elements_apart
 from twinprobe._judge.operations import (
     OTHER_MODULE,
     RUNNING_MEAN,
@@ -120,6 +120,7 @@ def expected_errors(
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
+    flow = elements_apart(flow, pairs)
     operands = Operands(pairs, flow, values, settings, noisy)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched, few)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
@@ -130,10 +131,7 @@ def expected_errors(
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
-    inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
-    # Nothing before explains a parameter, nor a value that was saved by itself.
-    inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
-    allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
+    allowed = np.hypot(local, np.where(output, carried[row_call], _inherited(flow, values, between)))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
     allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
@@ -149,9 +147,7 @@ def expected_errors(
     allowed = np.hypot(allowed, finest * values.norm)
     allowed = allowed if operands.updates is None else operands.updates.of_vectors(pairs, flow, values, allowed)
     small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
-    allowed *= small
-    if measured is not None:
-        allowed = np.fmax(allowed, _pooled(pairs, values, measured) * values.norm)
+    allowed = np.fmax(allowed * small, 0.0 if measured is None else _pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(unknown, np.nan, np.where(values.distance == 0, 0.0, values.distance / allowed))
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
@@ -163,10 +159,23 @@ def expected_errors(
             (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0
         )
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
+    matched = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
     return Noise(
-        error, expected, times, values.grain, abnormal, matters, far, values.masked, flips_of(flow, values, far),
+        error, expected, times, values.grain, abnormal, matters, far, values.masked,
+        flips_of(flow, values, far, matched),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
+
+
+def _inherited(flow: Flow, values: Values, between: Floats) -> Floats:
+    """How far off inputs were where they were made, as a distance, or else what arrived around them (``between``)."""
+    source = np.maximum(flow.source, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # an optimizer's gradients may have lost a scale since
+        ratio = np.where(flow.updates[np.maximum(flow.of_row, 0)], values.norm / values.norm[source], 1.0)
+    made = values.distance[source] * np.where(np.isfinite(ratio), ratio, 1.0)
+    # Nothing before explains a parameter, nor a value that was saved by itself.
+    alone = (flow.parameter & (flow.source == NONE)) | (flow.role == POINT)
+    return np.where(alone, 0.0, np.where(flow.source != NONE, made, between))
 
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
@@ -571,7 +580,7 @@ class Operands:
             self.norm * steep,
         )
         ones = np.where(self.one & ~self.backward & (self.fine <= 2 * FLOAT32), np.sqrt(self.size), 0.0)
-        # A call for a list (an optimizer's, say) adds nothing up across its elements: each is as large as it is.
+        # What an optimizer adds to elements of a list is multiplied by its rate first: they are as large as they are.
         largest: Floats = np.where(self.listed, 0.0, np.fmax(np.fmax(scale, self.norm), ones))
         return largest
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.names import OpName
+from twinprobe._runs.names import LISTS, OpName
 
 if TYPE_CHECKING:
     import polars as pl
@@ -154,10 +154,21 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
+_ORDERS = frozenset({
+    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax",
+    "cummin",
+})  # fmt: skip
+
+
+def orders(op: OpName) -> bool:
+    """Whether a call puts values in order, or picks by their order, and gives their places."""
+    return not op.is_module and op.body.rpartition(".")[2].strip("_").lower() in _ORDERS
+
+
 @lru_cache(maxsize=4096)
 def _of_name(body: str) -> Operation:
     name = body.rpartition(".")[2]
-    bare = name.strip("_").lower()
+    bare = name.removeprefix(LISTS).strip("_").lower()
     known = _BY_NAME.get(bare)
     if known is None and name.startswith("__") and bare[:1] in ("i", "r"):  # __iadd__, __rmul__
         known = _BY_NAME.get(bare[1:])

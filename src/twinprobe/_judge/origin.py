@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools, related_shapes
-from twinprobe._judge.flow import LOSS, NONE, PARAMETER_GRADIENTS, grouped_calls, result_rows
+from twinprobe._judge.flow import NONE, Differences, Flow, grouped_calls
+from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from twinprobe._judge.verdicts import Evidence, Judged
 
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+LOSS = "loss"  # the results that a summary begins with
+PARAMETER_GRADIENTS = "parameter gradients"
+UPDATED_PARAMETERS = "updated parameters"
+_CHOOSES = frozenset({"argmax", "topk", "sort", "argsort"})  # one or some of many, by scores
 _SCALED, _FLOAT32 = 1e-3, 2.0**-23  # relative: losses that are further apart are no noise
 Floats = NDArray[np.float64]
 
@@ -36,6 +42,7 @@ _SPECIAL = UNINITIALISED | BUFFERED
 # An error this many times as large as rounding and the inputs' errors explain begins here.
 SUSPICIOUS = 4.0
 _NOTHING = 1e-3  # of the usual norm
+_SAME_NORM = 1e-2  # relative: of all gradients together
 
 
 @dataclass
@@ -267,9 +274,91 @@ def update_of_one_run(ops: list[str], side: str) -> Divergence:
     )  # fmt: skip
 
 
+def clipping(pairs: pl.DataFrame) -> str:
+    """How the runs clip their gradients, where that differs, or the norms before it do; empty elsewhere."""
+    totals = pairs.filter(pairs["t_name"].str.starts_with(TOTAL_NORM).fill_null(value=False))
+    rows = list(totals.iter_rows(named=True))
+    norms = {(row["t_role"], side): row[f"{side}_norm"] for row in rows for side in "tg"}
+    before, after = np.nan_to_num([[norms.get((role, side)) or 0.0 for side in "tg"] for role in (INPUT, OUTPUT)])
+    # Of ranks that clip by norms of their own, no norm of all gradients is known.
+    clips = [any(row["t_role"] == INPUT and row[f"{side}_kind"] in (TENSOR, VALUE) for row in rows) for side in "tg"]
+    if clips[0] != clips[1]:
+        return f"only the {'target' if clips[0] else 'golden'} run calls a function that clips gradients by their norm"
+    if not all(clips):
+        return ""
+    if all(before) and abs(before[0] - before[1]) > _SAME_NORM * before[1]:
+        return f"before clipping, the norm of all of them is {before[0]:.4g} against {before[1]:.4g}"
+    apart = all(after) and abs(after[0] - after[1]) > _SAME_NORM * after[1]
+    return f"gradients are clipped to a norm of {after[0]:.4g} against {after[1]:.4g}" if apart else ""
+
+
+def begins_backward(flow: Flow, row: int) -> bool:
+    """Whether a row is the gradient of the loss, which code outside of all recorded calls computes."""
+    backward = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD))
+    first = len(backward) > 0 and flow.of_row[row] == backward[0] and flow.parent[backward[0]] == NONE
+    return bool(first and flow.role[row] == INPUT)
+
+
 def unread_rows(count: int, where: str = "") -> str:
     """Say how many rows, ``where`` in the run, could not be read."""
     return f"{count:,} row{'' if count == 1 else 's'}{where} could not be read"
+
+
+def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
+    """The rows people look at first: the loss, the model's outputs, gradients, updated parameters."""
+    call = np.maximum(flow.of_row, 0)
+    matched = matched & (flow.of_row >= 0)
+    forward = flow.each_call(lambda op: op.direction == FORWARD)[call]
+    outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
+    module = flow.each_call(lambda op: op.is_module)
+    outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
+    updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
+    written = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and not op.text.startswith(TOTAL_NORM))
+    updated &= (flow.elements[0] > 1) | written[call]  # no step counts
+    # A loss has a way back; norms and coefficients of an optimiser have none.
+    scalar = outputs & (flow.elements[0] == 1)
+    derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
+    if not derived.any():
+        # Without one, it comes after all that the model gives, and is made by a loss function or of what recorded calls
+        # give: other scalars are parts of masks and positions, or a mean of token numbers.
+        last = int(call[outermost].max(initial=NONE))
+        taken = (flow.role == INPUT) & (flow.target_source != NONE) & (flow.of_row >= 0)
+        made = flow.each_call(lambda op: operation_of(op).family == Family.LOSS)[call]
+        made |= np.isin(call, flow.of_row[taken])
+        derived = scalar & made & (call > (flow.start[last] if last != NONE else NONE))
+        derived &= flow.length == 0  # a vector of one element is one of many that happens to be alone: a box, a token
+    return {
+        LOSS: np.flatnonzero(derived)[-1:],
+        "outputs": np.flatnonzero(outermost),
+        PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
+        UPDATED_PARAMETERS: np.flatnonzero(updated),
+    }
+
+
+def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -> Bools:
+    """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well, and what is
+    made of it (boxes, scores).
+
+    A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
+    before it is padding. A model that is called again and again, for one token after another, gives a result each time,
+    until a token flips within rounding: that leads to others. The best of other scores may be the same by chance: what
+    a token or a box is chosen by is a result.
+    """
+    outermost = flow.each_call(lambda op: op.is_module) & (flow.parent == NONE)
+    last = np.flatnonzero(outermost).max(initial=NONE)
+    loss = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)[LOSS]
+    agrees = (flow.of_row[loss] > last).any() and not abnormal[loss].any()
+    if last == NONE or agrees or flow.each_call(lambda op: op.direction not in (FORWARD, "")).any():
+        return np.zeros(len(flow.role), dtype=bool)
+    model = flow.ops[last]
+    called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
+    outside = (flow.parent == NONE) & (np.arange(len(flow.ops)) > np.argmax(outermost)) & ~outermost
+    chooses = outside & flow.each_call(lambda op: op.body in _CHOOSES)
+    for calls in (called, outside, chooses):
+        calls[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(calls)) + (calls is chooses) :] = False
+    given: Bools = (flow.spread(called) | (flow.spread(outside) & ~flow.read & ~facts.integer)) & (flow.role == OUTPUT)
+    given |= flow.spread(chooses) & (flow.role == INPUT)
+    return given
 
 
 def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:

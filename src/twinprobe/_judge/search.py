@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import (
-    NONE,
-    Differences,
-    Flow,
-    ends_of,
-    ignored_rows,
-    predictions,
-)
+from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
+from twinprobe._judge.origin import predictions
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
@@ -252,8 +246,8 @@ def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     rows = flow.spread(flow.updates) & facts.tensor & facts.matched
     exchanged[flow.of_row[rows & facts.shape]] = True
     taken = rows & (flow.role == INPUT) & (np.maximum(*flow.elements) > 1)
-    other = taken & noise.abnormal
     target, golden = flow.marks
+    other = taken & noise.abnormal & (target != golden)
     other &= np.isin(target, golden[taken]) & np.isin(golden, target[taken])
     exchanged[flow.of_row[other]] = True
     return exchanged & flow.updates
@@ -300,8 +294,8 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = _innermost(flow, row, OUTSIDE)
     elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
-    elif around == NONE:
-        beginning = _innermost(flow, row, OUTSIDE)
+    elif around == NONE:  # what a call has made, in another order, was not given by the caller
+        beginning = _innermost(flow, row, BETWEEN if made == meant != NONE else OUTSIDE)
     else:  # a module's own code is not recorded, nor is that of the module around
         module = flow.ops[owner].is_module
         beginning = Beginning(around if module else owner, row, BETWEEN if module else OUTSIDE)
@@ -572,7 +566,8 @@ def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) 
         return []
     group = pairs["group"][beginning.row] if "group" in pairs.columns else None
     called = pl.col("g_op") == pairs["g_op"][beginning.row] if group is None else pl.col("group") == group
-    given = pairs.select(pl.arg_where(called & (pl.col("g_role") == INPUT) & pl.col("t_row").is_null())).to_series()
+    roles = [INPUT, PARAMETER] if group is None else [INPUT]
+    given = pairs.select(pl.arg_where(called & pl.col("g_role").is_in(roles) & pl.col("t_row").is_null())).to_series()
     if group is None:
         return given.to_list()
     # A group hands values on inside; plain arguments belong to the way it computes.

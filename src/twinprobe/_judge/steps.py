@@ -123,6 +123,10 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
         eps = place.get(f"{name.rpartition('.')[0]}.eps")
         if eps is not None and known[0, eps]:
             base[at] = max(golden[0, eps], 16 * _EXACT)
+        digest = place.get(f"{name.removesuffix('.norm')}.digest")
+        if kinds[at] == "input" and name.endswith(".norm") and digest is not None:
+            # Equal to the last bit; two frameworks add up the same numbers in another order.
+            noise[:, at] = np.where(difference[:, digest] == 0, difference[:, at], 0.0)
     coarsest = base[kinds == "output"].max(initial=16 * _EXACT)
     base[np.isin(kinds, ("gradient", "loss", "grad_norm"))] = 4 * coarsest
     drifting = ("parameter", "output", "buffer", "loss", "gradient", "grad_norm")
@@ -136,8 +140,9 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
         finite = np.where(np.isfinite(difference[:, columns]), difference[:, columns], 0.0)
         # What a series and its like have shown so far, whichever is more.
         shown = np.maximum.accumulate(np.maximum(finite, np.median(finite, axis=1, keepdims=True)), axis=0)
-        noise[0, columns] = base[columns]
-        noise[1:, columns] = np.maximum(_GROWTH * shown[:-1], base[columns])
+        least = base[columns] * (_beside(golden, names, columns) if kind == "gradient" else 1.0)
+        noise[:, columns] = least
+        noise[1:, columns] = np.maximum(_GROWTH * shown[:-1], noise[1:, columns])
     rates = [at for at, name in enumerate(names) if name.startswith("group.") and name.endswith(".lr")]
     apart = np.logical_or.accumulate(difference[:-1, kinds == "gradient"].any(axis=1))
     for at, name in enumerate(names):
@@ -147,6 +152,19 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
             step = 2 * np.abs(golden[:, rates]).max(axis=1) / np.maximum(np.abs(golden[:, at]), _EXACT)
             noise[1:, at] = np.maximum(noise[1:, at], np.where(apart | name.endswith(".max"), step[1:], 0.0))
     return noise
+
+
+def _beside(golden: Floats, names: Sequence[str], columns: NDArray[np.intp]) -> Floats:
+    """How many times as large as a gradient the largest of its module is: both are made of the same numbers, and one
+    that is zero in theory (of a bias before a norm) is what rounding leaves of them."""
+    homes = [(names[at].rpartition(".")[0].rpartition(".")[0], names[at].rpartition(".")[2]) for at in columns.tolist()]
+    sizes = np.nan_to_num(np.abs(golden[:, columns]))
+    largest = np.empty_like(sizes)
+    for home in set(homes):
+        beside = [at for at, one in enumerate(homes) if one == home]
+        largest[:, beside] = sizes[:, beside].max(axis=1, keepdims=True)
+    times: Floats = largest / np.maximum(sizes, np.finfo(np.float32).tiny)
+    return times
 
 
 # What it begins with.

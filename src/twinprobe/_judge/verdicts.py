@@ -19,6 +19,7 @@ from twinprobe._judge.deviation import (
     Rows,
     aligned,
     bools,
+    carried_state,
     devices,
     dtypes_differ,
     of_statistics,
@@ -27,7 +28,7 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import Differences, Flow, carried_state, ignored_rows, times_zero, trace
+from twinprobe._judge.flow import Differences, Flow, ignored_rows, times_zero, trace
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import hidden_precision, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows

@@ -128,12 +128,18 @@ _LIKELY = {"micro": (0, 1), "dp": (0, 1), "ep": (0, 1), "cp": (1, 0, 2), "tp": (
 
 @lru_cache(maxsize=65536)
 def fitting_way(
-    places: tuple[tuple[tuple[int, ...], Shape], ...], goal: Shape, copies: tuple[bool, ...], weight: bool
+    places: tuple[tuple[tuple[int, ...], Shape], ...],
+    goal: Shape,
+    copies: tuple[bool, ...],
+    weight: bool,
+    some: tuple[bool, ...] | None = None,
 ) -> Way | None:
     """The way in which pieces of these shapes make a whole of this shape; None where there is none.
 
-    ``copies`` says along which axes all pieces are equal. An axis that is left over has SUM where it has to add up.
+    ``copies`` says along which axes all pieces are equal, ``some`` along which some are: of copies, one may be wrong.
+    An axis that is left over has SUM where it has to add up.
     """
+    some = some or copies
     used = [len({place[at] for place, _ in places}) > 1 for at in range(len(AXES))]
     ranks = {len(shape) for _, shape in places}
     if ranks != {len(goal)}:
@@ -153,7 +159,7 @@ def fitting_way(
         cost = (
             sum(one == SUM for one in way),
             # Equal pieces may be copies. Tensor parallel ranks have the same words, and micro batches the same weights.
-            sum((one >= 0 and copies[at]) * (1 + ((AXES[at] == "tp") != weight)) for at, one in enumerate(way)),
+            sum((one >= 0 and some[at]) * (1 + ((AXES[at] == "tp") != weight)) for at, one in enumerate(way)),
         )
         key = (*cost, tuple(choices[at].index(one) for at, one in enumerate(way)))
         if best is None or key < best[0]:
@@ -341,6 +347,14 @@ def scaled(stats: Stats, weight: float) -> Stats:
     return tuple(None if one is None else one * weight for one in stats)  # type: ignore[return-value]
 
 
+def breaks(stat: str, bound: float, goal: float | None) -> bool:
+    """Whether a statistic is beyond what is only a bound."""
+    if goal is None or isnan(goal) or isnan(bound):
+        return False
+    slack = 1e-3 * max(abs(goal), abs(bound))
+    return bool(goal < bound - slack if stat == "min" else goal > bound + slack)
+
+
 def _total(values: Sequence[float | None]) -> float | None:
     return None if None in values else float(sum(value for value in values if value is not None))
 
@@ -418,6 +432,19 @@ def _of_mesh(ranks: Any, order: list[int], ways: tuple[int, ...], pieces: Mappin
         return shape, ((total,) * 4 if shape == () else (None, None, None, total)), EXACT, None
     node = joined(nodes, SUM if dim == MEAN else dim, BLOCKS, 1)
     return node if dim != MEAN or node is None else _times(node, 1 / len(nodes))
+
+
+def rows_of(placement: Placement, rank: int) -> Any:
+    """Which rows of a distributed tensor a rank holds, along its first dimension."""
+    mesh = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+    at = np.argwhere(mesh == rank)[0]
+    rows = np.arange(placement.whole[0])
+    # Strided pieces were cut from what the later dimensions of the mesh had cut already.
+    for dim in sorted(range(mesh.ndim), key=lambda dim: (placement.inner[dim], dim)):
+        if placement.ways[dim] == 0:
+            size = -(-len(rows) // mesh.shape[dim])
+            rows = rows[at[dim] * size : (at[dim] + 1) * size]
+    return rows
 
 
 # Recipes: the files of a value's pieces and what is done with them, as one text in place of a file's name.

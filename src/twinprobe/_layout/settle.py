@@ -5,7 +5,6 @@ Replicas are checked against each other first; one that differs is a finding of 
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from twinprobe._layout.pieces import (
     add_up_to,
     added_up,
     along,
+    breaks,
     fitting_way,
     of_concatenation,
     of_placement,
@@ -41,33 +41,34 @@ from twinprobe._layout.pieces import (
 from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
 from twinprobe._layout.shared import (
+    called_late,
     common_shapes,
     copied_weights,
     cut_lookups,
     cut_modules,
     divided_before,
     groups_in,
-    handed_on_as_copies,
-    of_other_numbers,
+    handed_on_as_sums,
     order_of_sequences,
     own_parts,
     own_positions,
+    pieces_in_lists,
     reductions,
     shared_gradients,
     shares_of,
+    told_by_optimizers,
     total_norms,
     unlike_norms,
     without_collectives,
 )
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import numbers_of, odd_copies, parts_by_sketches, sum_and_bias
+from twinprobe._layout.wrong_ranks import NOTHING, numbers_of, odd_copies, other_parts, parts_by_sketches, sum_and_bias
 from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
-_ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 NO_UPDATE = "does not update this parameter"
-SETTING = "setting differs"
+SETTING, FROM_OTHERS = "setting differs", " from the others"
 OWN_PART = "each rank has its own part of what a reduction takes"
 Match = Callable[[Run, Run], Pairs]
 
@@ -155,13 +156,14 @@ class _Side:
         for row in range(table.height):
             partner = self.partner.get(row)
             if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
-                if not equal[row] and (self.optimizer or self.kinds["max"][row] == FLOAT):
+                odd = not equal[row] and row not in self.of_ranks
+                if odd and (self.optimizer or self.kinds["max"][row] in (FLOAT, BOOL)):
                     self._settle_setting(row, partner)
                 elif not self.optimizer:
                     self._settle_value(row, partner)
             if kinds[row] != TENSOR or ops[row].startswith(TOTAL_NORM):
                 continue
-            if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
+            if ops[row] in self.vocabulary and roles[row] != PARAMETER and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
             if row in self.of_ranks or (row in self.own_parts and f".{BACKWARD}" not in ops[row]):
@@ -202,32 +204,25 @@ class _Side:
         """A setting (a learning rate, an epsilon) that ranks do not share: one that is not golden's counts."""
         goal = self.golden["max"][partner]
         wrong = [piece for piece in self.whole.pieces_of(row) if piece.stats[0] not in (None, goal)]
-        if not wrong or self.kinds["max"][row] not in (FLOAT, INT):
+        if not wrong or self.kinds["max"][row] not in (FLOAT, INT, BOOL):
             return
         for stat, value in zip(STATS, wrong[0].stats, strict=True):
-            self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, str(value)
-        own = " from the others" if len(wrong) < len(self.whole.pieces_of(row)) else ", none has golden's"
+            text = str(bool(value) if self.kinds["max"][row] == BOOL else value)
+            self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, text
+        own = FROM_OTHERS if len(wrong) < len(self.whole.pieces_of(row)) else ", none has golden's"
         ranks = f"rank{'s' * (len(wrong) > 1)} {numbers_of([piece.rank for piece in wrong])}"
         self.whole.findings.append(f"{self.whole.table['name'][row]}: {ranks}'s {SETTING}{own}")
 
     def _settle_value(self, row: int, partner: int) -> None:
         """A whole number that counts what is split, such as a size given to view, counts all of it."""
-        kind = self.kinds["max"][row]
-        mine, goal = self.whole.table["max"][row], self.golden["max"][partner]
-        if kind != INT or mine == goal or not mine or not goal or goal % mine:
+        mine, goal, late = self.whole.table["max"][row], self.golden["max"][partner], row in self.of_ranks
+        counts = self.kinds["max"][row] == INT and self.whole.counts(self.whole.pieces["op"][row], mine, goal)
+        if not late and not counts:
             return
-        if _ARITHMETIC.search(self.whole.pieces["op"][row]):
-            return  # a factor counts nothing
-        layout, products = self.whole.layout, {1}
-        for size in (layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro):
-            products |= {size * one for one in products}
-        if goal // mine in products:
-            for stat in STATS:
-                self.changes[stat][row] = goal
-                self.changes[f"{stat}_text"][row] = self.other.table[f"{stat}_text"][partner]
-            for column in ("value_digest", "meaning"):
-                self.changes[column][row] = self.other.table[column][partner]
-            self.ways["(sizes) multiplied by the number of pieces"] += 1
+        columns = (*STATS, *(f"{stat}_{end}" for stat in STATS for end in ("text", "kind")), "value_digest", "meaning")
+        for column in columns:
+            self.changes[column][row] = self.other.table[column][partner]
+        self.ways["(sizes) multiplied by the number of pieces"] += not late
 
     def _settle_row(  # noqa: PLR0911, PLR0912  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
@@ -253,12 +248,13 @@ class _Side:
                 self._nothing(row, "a rank's piece is missing")
                 return
         weight = role in (PARAMETER, GRADIENT) or self.optimizer
-        copies = tuple(all(same(line) for line in along(blocks, axis)) for axis in range(len(AXES)))
+        alike = [[same(line) for line in along(blocks, axis)] for axis in range(len(AXES))]
+        copies, some = tuple(map(all, alike)), tuple(map(any, alike))
         places = tuple((block.place, block.shape) for block in blocks if block.shape is not None)
         if len(places) < len(blocks):
             self._nothing(row, "a piece has no shape")
             return
-        way = fitting_way(places, goal, copies, weight)
+        way = fitting_way(places, goal, copies, weight, some)
         shared = repeats(blocks, goal, weight=weight) if way is None else None
         if shared is not None:
             count, way = shared
@@ -285,7 +281,7 @@ class _Side:
             self._nothing(row, "its pieces differ, and nothing tells how they fit together")
             return
         if odd:
-            blocks, way = self._worst(row, partner, blocks, way, odd)
+            blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
             arithmetic = Arithmetic({} if add_up_to(whole, blocks) else self.shares, {}, 1)
@@ -409,7 +405,8 @@ class _Side:
         partial = role == GRADIENT or (back and (module, line[0].shape) in self.parameters)
         partial = partial and (self.reduced is None or told)
         if not partial and own not in self.taken:
-            copied = self.reduced is None and handed_on_as_copies(self.whole, op, self.outputs, self.taken)
+            shape, around = line[0].shape, (self.outputs, self.taken)
+            copied = self.reduced is None and handed_on_as_sums(self.whole, op, shape, *around)
             partial = copied or (back and module in self.cut)
         if partial:
             self.partial.add(own)
@@ -444,9 +441,10 @@ class _Side:
     @cached_property
     def of_ranks(self) -> dict[int, str]:
         """Values that mean nothing beyond a rank, and why."""
-        split = any(axis in self.shares for axis in BATCH_AXES)
+        split, both = any(axis in self.shares for axis in BATCH_AXES), self.goals is not None
         found = own_positions(self.whole, self.other, self.partner) if split else {}
-        return found | (of_other_numbers(self.whole) if self.goals is not None else {})
+        told = both or (not self.optimizer and told_by_optimizers(self.whole, self.other))
+        return found | (called_late(self.whole) if told else {}) | (pieces_in_lists(self.whole) if both else {})
 
     @cached_property
     def own_parts(self) -> set[int]:
@@ -459,14 +457,21 @@ class _Side:
         return cut_lookups(self.whole, self.other, self.partner) if self.whole.layout.tp > 1 else set()
 
     def _worst(
-        self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str
+        self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str, arithmetic: Arithmetic
     ) -> tuple[list[Piece], Any]:
         """Copies that differ: the finding, and the copy that is farthest from the other side's value stands for all."""
         at = AXES.index(axis)
-        groups = [group for group in along(blocks, at) if not same(group)]
-        odd = self._report(row, partner, groups or along(blocks, at)[:1])
-        chosen = [block for block in blocks if block.place[at] == odd.place[at]]
-        return chosen, tuple(COPIES if one == at else dim for one, dim in enumerate(way))
+        lines, rest = along(blocks, at), tuple(COPIES if one == at else dim for one, dim in enumerate(way))
+        groups = [group for group in lines if not same(group)] or lines[:1]
+        if max(rest) >= 0 and SUM not in rest and not self.members:
+            # What each copy makes with the parts beside it can be compared with the other side's value.
+            sides = [put_together([line[place] for line in lines], rest, arithmetic) for place in range(len(lines[0]))]
+            self.members = {piece.rank: tuple(group[place].rank for group in groups)
+                            for place, piece in enumerate(groups[0])}  # fmt: skip
+            if None not in sides:
+                groups = [[piece._replace(stats=side.stats) for piece, side in zip(groups[0], sides, strict=True)]]  # type: ignore[union-attr]
+        odd = self._report(row, partner, groups)
+        return [block for block in blocks if block.place[at] == odd.place[at]], rest
 
     def _one_of_each(
         self, row: int, partner: int | None, groups: list[list[Piece]], way: Any, gradient: bool
@@ -491,6 +496,8 @@ class _Side:
             return found or (sum_and_bias(self.whole, row, goal, group) if goal is not None else "")
 
         said, odd = odd_copies(groups, goal, self.members, parts_of)
+        if NOTHING in said and self.reduced:  # the parts of some ranks went into a sum as they are
+            said = other_parts(self.whole, groups[0], said)
         if said and partner is not None and len(self.whole.findings) < 1000:
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return odd
@@ -513,7 +520,7 @@ class _Side:
 
     def _flat(self, row: int, blocks: list[Piece], goal: Shape) -> None:
         """Stretches of a flattened tensor, as FSDP1 has them; else there is no way."""
-        counts = [prod(block.shape) if block.shape is not None else 0 for block in blocks]
+        counts = [0 if block.shape is None else prod(block.shape) for block in blocks]
         if all(block.shape is not None and len(block.shape) == 1 for block in blocks) and sum(counts) == prod(goal):
             stats = of_concatenation([block.stats for block in blocks], counts)
             self.ways["stretches of flat parameters"] += 1
@@ -531,7 +538,7 @@ class _Side:
 
     def _guess(self, row: int, blocks: list[Piece]) -> None:
         """Nobody on the other side: statistics as of shards, the shape left open."""
-        counts = [prod(block.shape) if block.shape is not None else 0 for block in blocks]
+        counts = [0 if block.shape is None else prod(block.shape) for block in blocks]
         stats = of_concatenation([block.stats for block in blocks], counts)
         self._take(row, None, Known((), stats, (True,) * 4, None))
         self.changes["shape"][row] = None
@@ -555,7 +562,8 @@ class _Side:
             kind = self.kinds[stat][row]
             if kind not in (FLOAT, INT, BOOL):
                 continue
-            if value is None or (not exact and not self._breaks(stat, value, partner)):
+            goal = self.golden[stat][partner] if partner is not None else None
+            if value is None or (not exact and not breaks(stat, value, goal)):
                 self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
                 continue
             self.changes[stat][row] = value
@@ -565,13 +573,6 @@ class _Side:
                 self.changes[f"{stat}_kind"][row] = INT if even else FLOAT
             elif kind == BOOL:
                 self.changes[f"{stat}_text"][row] = str(bool(value))
-
-    def _breaks(self, stat: str, bound: float, partner: int | None) -> bool:
-        goal = self.golden[stat][partner] if partner is not None else None
-        if goal is None or isnan(goal) or isnan(bound):
-            return False
-        slack = 1e-3 * max(abs(goal), abs(bound))
-        return bool(goal < bound - slack if stat == "min" else goal > bound + slack)
 
     def _count(self, way: Any) -> None:
         for axis, dim in zip(AXES, way, strict=True):

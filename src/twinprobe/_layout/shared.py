@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import isnan, prod
+from math import inf, isnan, prod
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op
-from twinprobe._runs.run import Run
+from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
@@ -66,6 +66,22 @@ def cut_lookups(whole: Whole, other: Run, partners: Mapping[int, int]) -> set[st
         weight = suffix == ".input.1" and _LOOKUP.match(op) and row in partners
         if weight and shapes[row][0] != goals[partners[row]] and not any(whole.placements_of(row)):
             found |= {op, op.replace(".forward", f".{BACKWARD}")}
+    return found | _cut_tables(whole, other, partners)
+
+
+def _cut_tables(whole: Whole, other: Run, partners: Mapping[int, int]) -> set[str]:
+    """Modules that are tables of which each rank has some rows, if no rank is given a number beyond its own rows."""
+    roles, dtypes = (whole.table[name].to_list() for name in ("role", "dtype"))
+    ops, highest, goals = whole.pieces["op"].to_list(), whole.pieces["max"].to_list(), other.table["shape"].to_list()
+    given = {op: max((one for one in highs if one is not None), default=inf)
+             for op, role, dtype, highs in zip(ops, roles, dtypes, highest, strict=True)
+             if role == INPUT and "int" in (dtype or "") and is_module(op)}  # fmt: skip
+    found = set()
+    for row, (op, role) in enumerate(zip(ops, roles, strict=True)):
+        if role == PARAMETER and op in given and row in partners and not any(whole.placements_of(row)):
+            own, goal = whole.pieces_of(row)[0].shape, dims(goals[partners[row]])
+            if own and goal and given[op] < own[0] < goal[0] and own[1:] == goal[1:]:
+                found |= {op, op.replace(".forward", f".{BACKWARD}")}
     return found
 
 
@@ -276,12 +292,16 @@ def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:
     return reduced
 
 
-def handed_on_as_copies(whole: Whole, op: str, outputs: Mapping[str, int], taken: Collection[Any]) -> bool:
-    """Whether a module around a call hands on copies, before another call takes what differs between ranks."""
+def handed_on_as_sums(
+    whole: Whole, op: str, shape: Shape | None, outputs: Mapping[str, int], taken: Collection[Any]
+) -> bool:
+    """Whether a module around a call hands on copies, or as many parts of the value's size as there are ranks (sequence
+    parallel), before another call takes what differs between ranks."""
     around = whole.parents.get(op) or ""
     while around in outputs:
         lines = along(whole.pieces_of(outputs[around]), AXES.index("tp"))
-        if all(map(same, lines)):
+        scattered = shape and all(sum(prod(one.shape or ()) for one in line) == prod(shape) for line in lines)
+        if scattered or all(map(same, lines)):
             return True
         if any(signature(line) in taken for line in lines):
             return False
@@ -289,12 +309,11 @@ def handed_on_as_copies(whole: Whole, op: str, outputs: Mapping[str, int], taken
     return False
 
 
-def of_other_numbers(whole: Whole) -> dict[int, str]:
-    """The rows that cannot agree with those of another number of ranks, and why.
+def called_late(whole: Whole) -> dict[int, str]:
+    """The rows of calls between backward and the optimizer's step, and why they cannot agree with golden's.
 
-    Between backward and the optimizer's step, layouts by hand sum gradients over all ranks and divide by their number,
-    in as many calls as a rank has parameters; what becomes of them stands in optimizer.json. Lists that collectives
-    fill have a piece of each rank.
+    Layouts by hand sum gradients over all ranks and divide by their number there, in as many calls as a rank has
+    parameters; what becomes of them stands in optimizer.json.
     """
     own: dict[int, set[str]] = {}
     for rank, dump in whole.ranks.items():  # the whole run has another order, and other names
@@ -304,13 +323,22 @@ def of_other_numbers(whole: Whole) -> dict[int, str]:
         late = [at for at, op in calls if not op.is_module and op.direction == FORWARD]
         late = [at for at in late if not run.parents.get(run.ops[at])]
         own[rank] = set(run.table.filter(run.table["op"].is_in(late))["name"].to_list())
-    found: dict[int, str] = {}
-    for row, (ranks, names) in enumerate(whole.pieces.select("rank", "own_name").iter_rows()):
-        if names[0] in own[ranks[0]]:
-            found[row] = "it is called after backward, for a rank's own gradients"
-        elif COLLECTIVE.match(names[0]) and _IN_LIST.search(names[0]):
-            found[row] = "it is one rank's piece in a list of all ranks'"
-    return found
+    return {row: "it is called after backward, for a rank's own gradients"
+            for row, (ranks, names) in enumerate(whole.pieces.select("rank", "own_name").iter_rows())
+            if names[0] in own[ranks[0]]}  # fmt: skip
+
+
+def told_by_optimizers(whole: Whole, other: Run) -> bool:
+    """Whether both runs recorded what their optimizers saw."""
+    folders = next(iter(whole.ranks.values())).folder, other.path.parent
+    return all((folder / OPTIMIZER_FILE).is_file() for folder in folders)
+
+
+def pieces_in_lists(whole: Whole) -> dict[int, str]:
+    """The rows of lists that collectives fill with a piece of each rank, of which other runs have other numbers."""
+    return {row: "it is one rank's piece in a list of all ranks'"
+            for row, names in enumerate(whole.pieces["own_name"].to_list())
+            if COLLECTIVE.match(names[0]) and _IN_LIST.search(names[0])}  # fmt: skip
 
 
 def groups_in(whole: Whole) -> tuple[str, set[tuple[int, ...]]]:
@@ -472,6 +500,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
 
 OWN_NORMS = "clip by the norms of their own gradients"
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
+_EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -535,13 +564,17 @@ def own_norms(whole: Whole) -> list[str]:
     return []
 
 
-def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int]) -> list[str]:
-    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of."""
-    factors = every[np.abs(every - 1) >= _SAME_FACTOR]
+def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: float = 0.0) -> list[str]:
+    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of.
+
+    ``precision``: the epsilon of their type.
+    """
+    close = max(_SAME_FACTOR, _EPSILONS * precision)
+    factors = every[np.abs(every - 1) >= close]
     usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
-    if not usual or np.mean(np.abs(factors / usual - 1) < _SAME_FACTOR) < _MOST_GRADIENTS:
+    if not usual or np.mean(np.abs(factors / usual - 1) < close) < _MOST_GRADIENTS:
         return []
-    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < _SAME_FACTOR]
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < close]
     told = f", as many as {' and '.join(why)}" if why else ""
     if few := len(factors) < _MOST_GRADIENTS * len(every):
         told += ", the others agree"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from twinprobe._align.calls import Shape, dims
-from twinprobe._align.tokens import NONE, Cut, Pass
+from twinprobe._align.token_cuts import NONE, Cut, Pass
 from twinprobe._runs.dump_json import Stacks
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _VOCABULARY_CLASS = re.compile(r"(Vocab|Parallel)\w*Embedding")
+_ARITHMETIC = re.compile(r"\.(__)?[ir]?(true_?|floor_?)?(div|divide|mul|multiply|add|sub|pow)(__)?_?\.")
 _LISTS = ("rank", "micro", "dp", "ep", "cp", "tp", "shape", *STATS, "file", "digest", "own_name")
 
 
@@ -110,6 +111,15 @@ class Whole(Run):
             local = placement.local if placement is not None else dims(shape)
             found.append(Piece(rank, (micro, dp, ep, cp, tp), local, tuple(stats), file, digest))
         return found
+
+    def counts(self, op: str, mine: float | None, goal: float | None) -> bool:
+        """Whether a whole number that a call is given counts what is split: golden's counts all pieces."""
+        if mine == goal or not mine or not goal or goal % mine or _ARITHMETIC.search(op):  # a factor counts nothing
+            return False
+        layout, products = self.layout, {1}
+        for size in (layout.tp, layout.cp, layout.dp, layout.ep, self.micro):
+            products |= {size * one for one in products}
+        return goal // mine in products
 
     def names_of(self, row: int) -> list[str]:
         """What the ranks call one row's value, in the order of its pieces."""

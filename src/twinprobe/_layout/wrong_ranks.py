@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, nan, prod, sqrt
+from math import inf, nan, prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,18 +19,24 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._layout.pieces import (
     AXES,
-    COPIES,
-    PLAIN,
     Arithmetic,
     Piece,
-    Placement,
     Way,
     load_whole,
-    of_placement,
-    put_together,
+    rows_of,
     same,
 )
 from twinprobe._layout.ranks import REDUCTION, RankDump
+from twinprobe._layout.sketched.blocks import (
+    CLOSE,
+    Shared,
+    block_gaps,
+    block_sets,
+    far,
+    overlaps,
+    sketch_of,
+    sketches_of,
+)
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
@@ -43,7 +49,6 @@ from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe._runs.whole_files import inside
 from twinprobe.errors import TwinProbeError
 
-_CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
@@ -51,9 +56,9 @@ _BIASED = 1e-3  # of the largest element: a bias that shows
 _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
-NOT_GOLDENS = ", and none is golden's"
+_UNLIKELY = 0.02  # a chance that is no explanation
+NOT_GOLDENS, NOTHING = ", and none is golden's", "but nothing"
 _MEASURES = ("block_norm", "block_max")
-_MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
 
 def whose(
@@ -77,7 +82,7 @@ def whose(
         wrong = _by_blocks(whole, row, other, partner)
         if not wrong and not inherited:
             wrong = _by_statistics(pieces, other, partner)
-            gaps, _, close = _block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
+            gaps, _, close = block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
             if any(gap > close for at, gap in gaps.items() if at not in wrong):  # others are wrong as well
                 wrong = set()
             alone = len(gaps) == len(pieces)  # what is no larger than it may be is not right for that
@@ -86,6 +91,7 @@ def whose(
     if whole.table["role"][row] == PARAMETER:  # data parallel ranks have copies, whoever holds what they gather
         wrong = {at for at, piece in enumerate(pieces) for odd in (pieces[one] for one in wrong)
                  if piece is odd or (piece.place[-1] == odd.place[-1] and same([piece, odd]))}  # fmt: skip
+        wrong = _holders(whole, row, other, partner, wrong)
     ranks = sorted({pieces[at].rank for at in wrong})
     micro = sorted({pieces[at].place[0] for at in wrong})
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
@@ -138,15 +144,27 @@ def odd_copies(
     scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
     if goal is not None and distance(best) > 1e-5 * scale:
         ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
-        if not parts:
+        if parts:
+            adds = "adds them up" if parts == "sum" else "averages them"
+            return f"golden's is the {parts} of what ranks {ranks} hold, {NOTHING} {adds}", odd
+        if distance(best) > _NEARER * distance(odd):  # else it is off by noise
             return f"the copies of ranks {ranks} differ{NOT_GOLDENS}", odd
-        adds = "adds them up" if parts == "sum" else "averages them"
-        return f"golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}", odd
     wrong: set[int] = set()
     for own in groups:
         good = min(own, key=distance)
         wrong |= {rank for one in own if not same([one, good]) for rank in members.get(one.rank, [one.rank])}
     return (f"rank {numbers_of(sorted(wrong))}'s replica differs from the others" if wrong else ""), odd
+
+
+def other_parts(whole: Whole, group: Sequence[Piece], said: str) -> str:
+    """What is said of parts that nothing adds up; of parts that some ranks gave to a recorded sum as they are, that
+    others gave another one."""
+    wrong = []
+    for piece in group:
+        table = whole.ranks[piece.rank].run.table
+        taken = table.filter(table["name"].str.contains(REDUCTION + r".*\.input\.") & (table["norm"] == piece.stats[3]))
+        wrong += [piece.rank] if piece.stats not in taken.select(*STATS).rows() else []
+    return f"rank {numbers_of(wrong)} adds another value to the sum" if len(wrong) < len(group) else said
 
 
 def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
@@ -193,12 +211,12 @@ def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: S
     """Whether a value is the sum or the mean of what the ranks hold: sketches add up as the elements do."""
     if isinstance(other, Whole) or whole.micro > 1:
         return ""
-    goal = _sketch(other, other.table["name"][partner])
+    goal = sketch_of(other, other.table["name"][partner])
     names = {piece.rank: name for piece, name in zip(whole.pieces_of(row), whole.names_of(row), strict=True)}
-    own = [_sketch(whole.ranks[piece.rank].run, names[piece.rank]) for piece in group]
+    own = [sketch_of(whole.ranks[piece.rank].run, names[piece.rank]) for piece in group]
     if goal is None or any(one is None or one["count"] != goal["whole"] for one in (goal, *own)):
         return ""
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
     if any(np.linalg.norm(one["sums"] - goal["sums"]) <= close for one in own):
         return ""
     total = np.sum([one["sums"] for one in own], axis=0, dtype=np.float64)
@@ -211,11 +229,11 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
     None if it is dealt to the ranks in another order: several of them differ, and all have the same numbers together.
     """
-    sets, close = _block_sets(whole, row, other, partner)
+    sets, close = block_sets(whole, row, other, partner)
     pieces = whole.pieces_of(row)
     wrong = {at for one in sets if one.gap > close and len(one.own) == 1 for at in one.own}
     # Numbers that moved within a rank are not dealt in another order: the rank has what golden has there.
-    moved = {at for at in wrong if _far(*np.sum([(one.own[at], one.golden) for one in sets if {*one.own} == {at}], 0))
+    moved = {at for at in wrong if far(*np.sum([(one.own[at], one.golden) for one in sets if {*one.own} == {at}], 0))
              <= close}  # fmt: skip
     if len(wrong) > 1 and not moved and _same_together(whole, row, other, partner):
         return []
@@ -224,8 +242,8 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
 def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
     """Whether the pieces have the sum and the norm of the other side's value."""
-    goal, pieces = _sketch(other, other.table["name"][partner]), whole.pieces_of(row)
-    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    goal = sketch_of(other, other.table["name"][partner])
+    own = sketches_of(whole, row)
     if goal is None or any(one is None for one in own):
         return False
     total, square = sum(float(one["total"]) for one in own), sum(float(one["norm"]) ** 2 for one in own)
@@ -240,11 +258,11 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     fused parameter. Only what is found elsewhere is told: a parameter may be fused in ways that nobody knows.
     """
     pieces, way = whole.pieces_of(row), whole.ways.get(row, ())
-    tp, goal = len(pieces), _sketch(other, other.table["name"][partner])
+    tp, goal = len(pieces), sketch_of(other, other.table["name"][partner])
     cut = len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0 and tp == whole.layout.tp
     if not cut or goal is None or BLOCKS % (2 * tp) or isinstance(other, Whole):
         return ""
-    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
+    own = sketches_of(whole, row)
     if any(one is None or one["flags"] & SHARD or one["count"] * tp != goal["whole"] for one in own):
         return ""
     if any(BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *own)):  # blocks of equal lengths
@@ -268,7 +286,7 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
 def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
     """Where among parts of golden's blocks of this length a part lies; -1 where it does not, or in several places."""
     parts = golden.reshape(-1, len(part))
-    close = np.flatnonzero((np.abs(parts - part) <= _CLOSE * np.maximum(parts, part)).all(axis=1))
+    close = np.flatnonzero((np.abs(parts - part) <= CLOSE * np.maximum(parts, part)).all(axis=1))
     exact = [at for at in close.tolist() if (np.abs(parts[at] - part) <= _SAME_BLOCK * parts[at]).all()]
     return exact[0] if len(close) == len(exact) == 1 else -1
 
@@ -281,7 +299,7 @@ def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, or
     fits = []
     for at, arithmetic in enumerate(orders):
         whole.ways[row], whole.arithmetic[row] = way, arithmetic  # settled later, as is every row
-        alone, shared, close = _block_gaps(whole, row, other, partner)
+        alone, shared, close = block_gaps(whole, row, other, partner)
         gaps = [*alone.values(), *(one.gap for one in shared)]
         if gaps and max(gaps) <= close:
             fits.append(at)
@@ -292,7 +310,7 @@ def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int
     high, low, _, norm = (other.table[stat][partner] for stat in STATS)
     if high is None or low is None or norm is None:
         return set()
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     slack = close * max(abs(high), abs(low))
     wrong = set()
     for at, piece in enumerate(pieces):
@@ -333,24 +351,23 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
 
     Parameters that are fully sharded are cut along their first dimension, over one dimension of their mesh.
     """
-    goal, shape = _sketch(other, other.table["name"][partner]), dims(other.table["shape"][partner])
+    goal, shape = sketch_of(other, other.table["name"][partner]), dims(other.table["shape"][partner])
     if goal is None or not shape or goal["whole"] != prod(shape) or isinstance(other, Whole):
         return []
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
     length, wrong = block_length(prod(shape)), set()
     call = parse_op(whole.pieces["op"][row])
     path = f"{bare_path(call.body)}.{whole.table['name'][row].rpartition('.')[2]}"
     for group in dict.fromkeys(_shard_group(whole.ranks[rank], path) for rank in of_rank):
-        own = _sketch(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
+        own = sketch_of(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
         if own is None or own["whole"] != goal["whole"]:
             return []
         share = -(-shape[0] // len(group)) * prod(shape[1:])
         inside: dict[int, list[bool]] = defaultdict(list)  # whether the blocks that lie in one shard differ
         across: list[set[int]] = []  # the shards that meet in other blocks that differ
         for block in range(-(-prod(shape) // length)):
-            differs = any(_far(float(own[name][block]), float(goal[name][block])) > close
-                          for name in _MEASURES)  # fmt: skip
+            differs = _block_differs(own, goal, block, close)
             shards = {block * length // share, (min((block + 1) * length, prod(shape)) - 1) // share}
             if len(shards) == 1:
                 inside[min(shards)].append(differs)
@@ -363,12 +380,20 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
     return sorted(wrong) if len(wrong) < len(whole.ranks) else []
 
 
+def _block_differs(own: Any, goal: Any, block: int, close: float) -> bool:
+    """Whether a block of two values of one size differs: in its norm, its largest element, or its sums."""
+    if any(far(float(own[name][block]), float(goal[name][block])) > close for name in _MEASURES):
+        return True
+    gaps = np.abs(own["sums"] - goal["sums"]).reshape(BLOCKS, -1)[block]
+    return bool(gaps.max() > close * float(goal["block_norm"][block]))
+
+
 def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     """The ranks whose parts of a recorded reduction are wrong, where others have nothing but zeros in a block.
 
     So it is with tables of words: each rank looks up its own, and gives zeros for those of others.
     """
-    pieces, goal = whole.pieces_of(row), _sketch(other, other.table["name"][partner])
+    pieces, goal = whole.pieces_of(row), sketch_of(other, other.table["name"][partner])
     dumps = [whole.ranks[piece.rank] for piece in pieces]
     if goal is None or isinstance(other, Whole):
         return []
@@ -376,18 +401,38 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     table = dumps[0].run.table
     results = table.filter(table["name"].str.contains(REDUCTION + r".*\.output\.0$"))
     alike = [name for name, *stats in results.select("name", *STATS).iter_rows() if tuple(stats) == pieces[0].stats]
-    own = [_sketch(dump.run, alike[0].replace(".output.", ".input.")) for dump in dumps] if alike else []
+    own = [sketch_of(dump.run, alike[0].replace(".output.", ".input.")) for dump in dumps] if alike else []
     if not own or any(one is None or one["whole"] != goal["whole"] for one in own):
         return []
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
+    close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     alone: dict[int, bool] = {}
     for block in range(BLOCKS):
         owners = [at for at, one in enumerate(own) if one["block_norm"][block] > 0]
         if len(owners) == 1:
             pairs = [(float(own[owners[0]][name][block]), float(goal[name][block])) for name in _MEASURES]
-            alone[owners[0]] = alone.get(owners[0], False) or any(_far(*pair) > close for pair in pairs)
+            alone[owners[0]] = alone.get(owners[0], False) or any(far(*pair) > close for pair in pairs)
     wrong = sorted(pieces[at].rank for at, differs in alone.items() if differs)
     return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
+
+
+def _holders(whole: Whole, row: int, other: Run, partner: int, wrong: set[int]) -> set[int]:
+    """Of pieces that ranks gathered, those whose ranks hold the rows that differ."""
+    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
+    path = f"{bare_path(parse_op(whole.pieces['op'][row]).body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    placements = {at: whole.ranks[pieces[at].rank].sharded.get(path) for at in wrong}
+    if not shape or any(one is None or pieces[at].rank not in one.mesh or one.whole != shape
+                        for at, one in placements.items()):  # fmt: skip
+        return wrong
+    rows = {at: set(rows_of(one, pieces[at].rank).tolist()) for at, one in placements.items() if one is not None}
+    sets, close = block_sets(whole, row, other, partner)
+    length, inner, count = block_length(prod(shape)), prod(shape[1:]), prod(shape)
+    guilty, shared = set(), list[set[int]]()
+    for block in (block for one in sets if one.gap > close for block in one.blocks):
+        own = set(range(block * length // inner, -(-min((block + 1) * length, count) // inner)))
+        inside = {at for at in wrong if own <= rows[at]}
+        guilty |= inside
+        shared += [{at for at in wrong if own & rows[at]}] if not inside else []
+    return guilty if guilty and all(one & guilty for one in shared) else wrong
 
 
 def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
@@ -400,20 +445,8 @@ def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
     return next((tuple(line) for line in lines.tolist() if dump.rank in line), ())
 
 
-def _far(one: float, other: float) -> float:
-    return abs(one - other) / max(one, other) if one != other else 0.0
-
-
-class _Shared(NamedTuple):
-    """Blocks that pieces make up together: the sums of squares that each has of them, and what golden has."""
-
-    own: dict[int, float]
-    golden: float
-    gap: float
-
-
 def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
-    alone, shared, close = _block_gaps(whole, row, other, partner)
+    alone, shared, close = block_gaps(whole, row, other, partner)
     worst = max(alone.values(), default=0.0)
     wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
     used = set(alone).union(*(one.own for one in shared))
@@ -422,13 +455,15 @@ def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     left = [one.own.keys() - right - wrong for one in shared if one.gap > close and not one.own.keys() & wrong]
     wrong |= {at for rest in left if len(rest) == 1 and right for at in rest}
     alone |= dict.fromkeys(wrong - alone.keys(), inf)
+    differ = [one for one in shared if one.gap > close]
     if not alone:
-        return _by_factor(shared) if any(one.gap > close for one in shared) else set()
-    unknown = used - set(alone) or any(one.gap > close and not one.own.keys() & wrong for one in shared)
-    return set() if unknown or wrong == used else wrong
+        return (_by_factor(shared) or _by_maxima(whole, row, other, partner)) if differ else set()
+    if used - set(alone) or any(not one.own.keys() & wrong for one in differ):
+        return _by_maxima(whole, row, other, partner) if differ else set()
+    return set() if wrong == used else wrong
 
 
-def _by_factor(shared: Sequence[_Shared]) -> set[int]:
+def _by_factor(shared: Sequence[Shared]) -> set[int]:
     """The piece that is a multiple of what it should be, of pieces that meet in all blocks (columns of a weight).
 
     What golden has of a block beside the other pieces is what is left for one. If that one is the wrong one, it holds
@@ -437,8 +472,8 @@ def _by_factor(shared: Sequence[_Shared]) -> set[int]:
     pieces = set().union(*(one.own for one in shared))
     if len(shared) < _FEWEST_BLOCKS or any(one.own.keys() != pieces for one in shared):
         return set()
-    spread: dict[int, float] = {}
-    for at in pieces:
+    spread: dict[int, float] = {at: 0.0 for at in pieces if not any(one.own[at] for one in shared)}
+    for at in pieces - spread.keys():
         left = [one.golden - sum(one.own.values()) + one.own[at] for one in shared]
         if min(left) > 0:
             factors = [one.own[at] / rest for one, rest in zip(shared, left, strict=True)]
@@ -446,131 +481,36 @@ def _by_factor(shared: Sequence[_Shared]) -> set[int]:
         else:
             spread[at] = inf
     best, *others = sorted(spread, key=lambda at: spread[at])
-    clear = spread[best] <= _CLOSE and all(spread[at] * _NEARER > spread[best] for at in others)
+    clear = spread[best] <= CLOSE and all(spread[at] * _NEARER > spread[best] for at in others)
     return {best} if clear and others else set()
 
 
-def _block_gaps(whole: Whole, row: int, other: Run, partner: int) -> tuple[dict[int, float], list[_Shared], float]:
-    """How far the blocks are that one piece makes up, what is known of others, and how far is close."""
-    sets, close = _block_sets(whole, row, other, partner)
-    alone: dict[int, float] = defaultdict(float)
-    for at, gap in ((min(one.own), one.gap) for one in sets if len(one.own) == 1):
-        alone[at] = max(gap, alone[at])
-    return dict(alone), [one for one in sets if len(one.own) > 1], close
+def _by_maxima(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
+    """The pieces that do not have golden's largest elements, of pieces that meet in its blocks (columns of a weight).
 
-
-def _block_sets(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[_Shared], float]:
-    """What is known of the smallest sets of blocks that hold the same elements on both sides, and how far is close."""
-    pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
-    goal = _sketch(other, other.table["name"][partner])
-    close = max(_CLOSE, epsilon(other.table["dtype"][partner]))
-    if goal is None or not shape or goal["whole"] != prod(shape):
-        return [], close
-    own = [_sketch(whole.ranks[piece.rank].run, name) for piece, name in zip(pieces, whole.names_of(row), strict=True)]
-    rows = _rows_of_pieces(whole, row, pieces, shape)
-    sizes = [prod(piece.shape or ()) for piece in pieces]
-    fits = all(one is not None and one["count"] == size and one["whole"] in (size, goal["whole"])
-               for one, size in zip(own, sizes, strict=True))  # fmt: skip
-    if rows is None or not fits:
-        return [], close
-    sets: list[_Shared] = []
-    for golden_blocks, own_blocks in _same_elements(own, *rows, int(goal["whole"])):
-        squares: dict[int, float] = defaultdict(float)
-        for at, block in own_blocks:
-            squares[at] += float(own[at]["block_norm"][block]) ** 2
-        total = sum(float(goal["block_norm"][block]) ** 2 for block in golden_blocks)
-        most = [max(float(own[at]["block_max"][block]) for at, block in own_blocks),
-                max(float(goal["block_max"][block]) for block in golden_blocks)]  # fmt: skip
-        gap = max(_far(sqrt(sum(squares.values())), sqrt(total)), _far(*most))
-        sets.append(_Shared(dict(squares), total, gap))
-    return sets, close
-
-
-def _sketch(run: Run, name: str) -> Any:
-    """The sketch of a value, a record of one row; None where there is none."""
-    recorded = run.recorded or run
-    try:
-        sketches = recorded.sketches
-    except (TwinProbeError, OSError):
-        return None
-    if sketches is None:
-        return None
-    found = np.flatnonzero((recorded.table["name"] == name).to_numpy())
-    row = sketches.of(found[:1])
-    return row[0] if len(row) and row["flags"][0] else None
-
-
-def _rows_of_pieces(
-    whole: Whole, row: int, pieces: Sequence[Piece], shape: tuple[int, ...]
-) -> tuple[int, NDArray[np.int64]] | None:
-    """A value cut into rows that no axis cuts: their length, and for each the piece and the row there that it is."""
-    placements, way = whole.placements_of(row), whole.ways.get(row, (COPIES,) * len(AXES))
-    cut = [dim for dim in way if dim >= 0] + [dim for one in placements[:1] if one is not None for dim in one.ways]
-    depth = max(cut, default=-1) + 1
-    if not depth or prod(shape[:depth]) > _MOST_ROWS or min(cut) < COPIES:
-        return None
-    cuts = [piece._replace(shape=(piece.shape or ())[:depth], file=str(at)) for at, piece in enumerate(pieces)]
-
-    def rows_of(_folder: Path, name: str) -> HostTensor:
-        at = int(name)
-        size = cuts[at].shape or ()
-        return HostTensor("int64", size, at * _MOST_ROWS + np.arange(prod(size), dtype=np.int64))
-
-    blocks = _on_meshes(cuts, placements) if any(placements) else cuts
-    found = put_together(blocks, way, whole.arithmetic.get(row, PLAIN)) if blocks else None
-    if found is None or found.recipe is None:
-        return None
-    try:
-        places = np.asarray(load_whole(whole.tensor_folder, found.recipe, rows_of).data[:])
-    except TwinProbeError:
-        return None
-    fits = places.dtype == np.int64 and places.size == prod(shape[:depth])  # parts of a sum are nobody's
-    return (prod(shape[depth:]), places) if fits else None
-
-
-def _on_meshes(cuts: Sequence[Piece], placements: Sequence[Placement | None]) -> list[Piece]:
-    """Pieces of distributed tensors put together on each mesh, as far as names go; none where they are not known."""
-    by_rank = {piece.rank: piece for piece in cuts}
-    blocks = []
-    for mesh, placement in {one.mesh: one for one in placements if one is not None}.items():
-        node = of_placement(by_rank, placement)
-        if node is None or node[3] is None or None in placements or len(by_rank) < len(cuts):
-            return []
-        blocks.append(by_rank[mesh[0]]._replace(shape=node[0], file=node[3]))
-    return blocks
-
-
-def _same_elements(
-    own: Sequence[Any], inner: int, places: NDArray[np.int64], count: int
-) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """The smallest sets of blocks that hold the same elements on both sides: golden's, and those of pieces."""
-    at, local = np.divmod(places, _MOST_ROWS)
-    length, lengths = block_length(count), np.array([block_length(int(one["count"])) for one in own])
-    # The sketch of a shard that knew its place has the blocks of the whole.
-    placed = np.array([bool(one["flags"] & SHARD) for one in own])
-    first, start = np.arange(places.size) * inner, local * inner
-    # Rows are cut where a block ends, on either side: what lies between two cuts is in one block of each.
-    low, high = -(-start // lengths[at]), -(-(start + inner) // lengths[at])
-    cut = np.flatnonzero((low < high) & ~placed[at]).tolist()
-    ends = [first[row] + block * lengths[at[row]] - start[row] for row in cut for block in range(low[row], high[row])]
-    cuts = np.unique(np.concatenate([first, np.arange(0, count, length), np.array(ends, dtype=np.int64)]))
-    row = cuts // inner
-    piece, inside = at[row], start[row] + cuts - first[row]
-    links = np.stack([cuts // length, piece, np.where(placed[piece], cuts // length, inside // lengths[piece])], axis=1)
-    above: dict[int, int] = {}
-
-    def root(node: int) -> int:
-        while above.setdefault(node, node) != node:
-            node = above[node]
-        return node
-
-    for block, one, own_block in np.unique(links, axis=0).tolist():
-        above[root(BLOCKS * (one + 1) + own_block)] = root(block)
-    sets: dict[int, tuple[list[int], list[tuple[int, int]]]] = defaultdict(lambda: ([], []))
-    for node in list(above):
-        golden_blocks, own_blocks = sets[root(node)]
-        if node < BLOCKS:
-            golden_blocks.append(node)
-        else:
-            own_blocks.append((node // BLOCKS - 1, node % BLOCKS))
-    return list(sets.values())
+    The largest element of each of golden's blocks lies in one of the pieces. Right ones have their share of them, to
+    the last digit, and nothing larger; a piece of other numbers has none, or more than a block may hold.
+    """
+    found = overlaps(whole, row, other, partner)
+    if found is None:
+        return set()
+    sets, limit = block_sets(whole, row, other, partner)
+    differing = {block for one in sets if one.gap > limit for block in one.blocks}
+    dtype = other.table["dtype"][partner]
+    exact, close = max(_SAME_BLOCK, epsilon(dtype)), max(CLOSE, epsilon(dtype))
+    most, own_most = found.goal["block_max"], [one["block_max"] for one in found.own]
+    largest: dict[tuple[int, int], float] = defaultdict(float)  # what golden has where a piece's block lies
+    met: dict[int, set[int]] = defaultdict(set)  # pieces, and golden's blocks of which they have elements
+    has: dict[int, set[int]] = defaultdict(set)  # the same, and its largest element
+    for block, at, own_block in (link for link in found.links if link[0] in differing):
+        largest[at, own_block] = max(largest[at, own_block], float(most[block]))
+        met[at].add(block)
+        if most[block] and far(float(most[block]), float(own_most[at][own_block])) <= exact:
+            has[at].add(block)
+    beyond = {at for (at, block), limit in largest.items() if own_most[at][block] > limit * (1 + close)}
+    lost = set().union(*met.values()) - set().union(*has.values())  # golden's largest elements that nobody has
+    # Of so many blocks, a right piece would have at least one largest element.
+    none = {at for at in met if not has[at] and lost & met[at] and (1 - 1 / len(met)) ** len(met[at]) < _UNLIKELY}
+    right = {at for at in met if at not in beyond and len(has[at]) >= max(2, len(met[at]) / (2 * len(met)))}
+    wrong = beyond | none
+    return wrong if right and not wrong & right and wrong | right == met.keys() else set()

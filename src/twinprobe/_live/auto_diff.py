@@ -367,14 +367,14 @@ def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Opti
     mapped = mapped_paths(raw.model, base.model, layer_map)
     named = pair_by_names(raw.model, base.model, layer_map)
     if named:
-        return copy_weights(raw.model, base.model, layer_map, known=mapped + named).notices
+        return copy_weights(raw.model, base.model, layer_map, known=mapped + named, allow_missing=True).notices
     try:
         trees = LayerTree.of(raw.model, layer_map), LayerTree.of(base.model, layer_map)
         pairs = pair_trees(*trees, _dry_run(raw, layer_map, options), _dry_run(base, layer_map, options))
-        return copy_weights(raw.model, base.model, layer_map, known=mapped + pairs).notices
+        return copy_weights(raw.model, base.model, layer_map, known=mapped + pairs, allow_missing=True).notices
     except BadInput:
         # What was defined in the same order is found without running, too; its error names what is in the way.
-        return copy_weights(raw.model, base.model, layer_map).notices
+        return copy_weights(raw.model, base.model, layer_map, allow_missing=True).notices
 
 
 def _dry_run(side: Model, layer_map: LayerMap, options: Options) -> LiveRun:

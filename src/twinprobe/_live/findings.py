@@ -14,6 +14,7 @@ from math import isfinite, prod
 from typing import TYPE_CHECKING
 
 from twinprobe._judge.describe import user_frame
+from twinprobe._judge.search import OUTPUT_DIFFERS
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Options
@@ -306,9 +307,15 @@ def first_difference(
     causes = [finding.cause for finding in of_call]
     cause = next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
     partner = of_call[0].base if of_call else chosen
+    # Of calls that are compared as a group, the one that the other model does not make is where to look.
+    shown = chosen
+    if claim is not None and why == claim.divergence.sentence and claim.divergence.begins == OUTPUT_DIFFERS:
+        other, of_base = claim.divergence.op, any(kind["name"] == "missing" for kind in claim.divergence.kinds[:1])
+        if other != claim.call and other in raw.ops and not of_base:
+            shown = _named_by_its_layer(other, names, raw)
     return FirstDifference(
-        findings[0].step, of_call[0].phase if of_call else phase, chosen, partner, cause, why or _explain(of_call),
-        of_call, _line(raw, chosen), _line(base, partner),
+        findings[0].step, of_call[0].phase if of_call else phase, shown, partner, cause, why or _explain(of_call),
+        of_call, _line(raw, shown), _line(base, partner),
     )  # fmt: skip
 
 

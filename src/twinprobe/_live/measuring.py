@@ -48,10 +48,10 @@ from twinprobe._measure.tolerance import (
 )
 from twinprobe._record.entries import Note, Row
 from twinprobe._runs.dtypes import dtype_name
-from twinprobe._runs.names import FORWARD, GRADIENTS, OpName, parse_op
+from twinprobe._runs.names import FORWARD, GRADIENTS, OpName, listed, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe.errors import DamagedTensor, listed
+from twinprobe.errors import DamagedTensor
 
 Groups = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together

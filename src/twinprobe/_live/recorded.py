@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe._align.auto.aligner import align_sides
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._align.rows import pair_parameters
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.measuring import parameter_of
@@ -129,7 +129,7 @@ def _partners(tree: LayerTree, reference: LiveRun, recorded: Collection[str]) ->
     """Which recorded path each live layer belongs to, where their paths differ."""
     partners: dict[str, str] = {}
     if not set(tree.holding) <= set(recorded):
-        for relation in align_sides(Side(structure(tree)), Side(reference)).relations:
+        for relation in align_sides(RunCalls(structure(tree)), RunCalls(reference)).relations:
             if relation.one_to_one:
                 partners.setdefault(parse_op(relation.target[0]).body, parse_op(relation.golden[0]).body)
     return partners

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from twinprobe._live.findings import INJECTED, Finding, Findings, FirstDifference, differing
 from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._report.html import asset, brand, fill
-from twinprobe._report.overview import write_index
+from twinprobe._report.html import asset, brand, fill, write_index
 from twinprobe._report.tables import fill_table
-from twinprobe._runs.names import FORWARD, parse_op
-from twinprobe.errors import BadInput, listed
+from twinprobe._runs.names import FORWARD, listed, parse_op
+from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     import polars as pl

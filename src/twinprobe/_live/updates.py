@@ -63,9 +63,12 @@ class Updates:
         self._tolerance = options.tolerance
         self._by_gradients = options.default_tolerance
         self._known: dict[Key, _Parameter] = {}
+        self._groups: list[list[tuple[list[Any], dict[str, Any]]]] = [[], []]  # of both optimizers, with their settings
 
     def begin(self, tested: LiveRun, reference: LiveRun, matches: Matches) -> None:
-        """Keep parameters and gradients as they are before the step. Only the default tolerance needs them."""
+        """Keep settings, parameters and gradients as they are before the step; the default tolerance needs the latter.
+        After the last step, a list of learning rates may have ended."""
+        self._groups = [model.adapter.settings(model.optimizer) for model in self._models]
         if not self._by_gradients:
             return
         for row, (call, name), (partner, partner_name), rule in parameter_pairs(tested, reference, matches.rows):
@@ -153,9 +156,8 @@ class Updates:
     def settings_that_differ(self) -> str:
         """``lr: 0.002 against 0.001`` for each setting of the optimizers that differs; parameter by parameter."""
         sides = []
-        for model in self._models:
+        for model, groups in zip(self._models, self._groups, strict=True):
             settings: dict[str, dict[str, Any]] = {}
-            groups = model.adapter.settings(model.optimizer)
             names = {
                 id(tensor): f"{path}.{name}".lstrip(".")
                 for path, layer in model.paths.layer.items() for name, tensor in model.adapter.parameters(layer).items()

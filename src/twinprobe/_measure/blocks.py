@@ -103,7 +103,7 @@ def block_summary(target: HostTensor, golden: HostTensor, cut: TensorSlice, *, m
         if cut.rows >= 0:
             blocks += wide * _place(flat, shape, cut.rows, spans[0], high)
         _add(totals, flat, blocks, pair[0], pair[1], max(1, elements // _SAMPLE))
-    return _told(totals, target, golden, cut, (high, wide), elements, shape)
+    return _summarised(totals, target, golden, cut, (high, wide), elements, shape)
 
 
 # Of one tensor alone: half a screen of blocks, about 4 kB as text.
@@ -188,7 +188,7 @@ def _add(totals: _Totals, flat: NDArray[Any], blocks: NDArray[Any], target: Floa
     totals.sample.append(np.stack([target[chosen], golden[chosen], off[chosen]]))
 
 
-def _told(
+def _summarised(
     totals: _Totals, target: HostTensor, golden: HostTensor, cut: TensorSlice, size: tuple[int, int], elements: int,
     shape: Sequence[int],
 ) -> dict[str, Any]:  # fmt: skip

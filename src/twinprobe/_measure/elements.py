@@ -103,6 +103,12 @@ def address_of(array: NDArray[Any]) -> int:
     return address
 
 
+def array_at(address: int, storage: str, size: int) -> NDArray[Any]:
+    """So many elements at an address as an array. The caller keeps that memory alive."""
+    memory: Any = (c_char * (size * np.dtype(storage).itemsize)).from_address(address)
+    return np.frombuffer(memory, storage) if size else np.empty(0, storage)
+
+
 def same_bytes(address: int, other: int, count: int) -> bool:
     """Whether so many bytes at two addresses are the same. The caller keeps that memory alive."""
     return bool(_memcmp(address, other, count) == 0)

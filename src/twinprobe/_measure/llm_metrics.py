@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import copysign, inf, isfinite, nan, sqrt
-from struct import Struct
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +35,6 @@ EMPTY = "the tensor is empty."
 
 # Elements that are put in order, or widened, and measured while they are in the cache.
 _WINDOW = 4 * BLOCK
-
-_FLOAT = Struct("<f")
 
 
 class SideStatistics(NamedTuple):
@@ -174,103 +171,36 @@ def _single(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
 
 
 def _metrics(totals: _Totals, target: HostTensor, golden: HostTensor) -> LlmMetrics:
-    size = target.data.size
-    sums, tops, lows = _folded(totals.rows)
-    sides = [
-        SideStatistics(tops[high], lows[low], _single_precision(sums[total] / size))
-        for high, low, total in (
-            (rows.MY_MAX, rows.MY_MIN, rows.MY_SUM),
-            (rows.GOLDEN_MAX, rows.GOLDEN_MIN, rows.GOLDEN_SUM),
-        )
-    ]
-    # A compiled minimum or maximum may pass over a NaN; the sum never does.
-    bad = [not isfinite(sums[total]) for total in (rows.MY_SUM, rows.GOLDEN_SUM)]
-    if any(bad):
-        sides = [
-            _basics(side) if wrong else known for side, wrong, known in zip((target, golden), bad, sides, strict=True)
-        ]
-    reason = " ".join(text for text, wrong in ((GOLDEN_NONFINITE, bad[1]), (MY_NONFINITE, bad[0])) if wrong)
-    truth = _truth(totals.pair, target, golden)
-    if reason:
-        return LlmMetrics(reason, sides[0], sides[1], **truth)
-    pair = totals.pair
-    return LlmMetrics(
-        reason,
-        sides[0],
-        sides[1],
-        cosine=_cosine(pair),
-        max_rel=tops[rows.MAX_REL],
-        mean_rel=_single_precision(sums[rows.SUM_REL] / size),
-        max_abs=tops[rows.MAX_ABS],
-        mean_abs=_single_precision(sums[rows.SUM_ABS] / size),
-        kl=rows.divergence(totals.rows),
-        euclid=_euclid(pair),
-        **truth,
-    )
-
-
-def _truth(pair: PairTotals, target: HostTensor, golden: HostTensor) -> dict[str, Any]:
-    """What holds at every element, whatever the golden value is."""
-    odd = pair.odd
-    if {target.dtype, golden.dtype} & {"float64"} and not (
-        is_sound(pair.gap_squares) and is_sound(pair.golden_squares)
-    ):
+    pair, size = totals.pair, target.data.size
+    own = rows.joined(totals.rows)
+    sums = [pair.dot, pair.target_squares, pair.golden_squares, pair.gap_squares, pair.max_abs, pair.max_rel]
+    found = np.array([[*sums, pair.within_one, pair.within_five, *own]])
+    metrics = metrics_of("", numbers_of_rows(found, np.array([size]))[0][0].tolist())
+    identical = pair.max_abs == 0 and not pair.odd.any
+    dtypes = {target.dtype, golden.dtype}
+    unsound = "float64" in dtypes and not (is_sound(pair.gap_squares) and is_sound(pair.golden_squares))
+    if unsound or (identical and dtypes & {"int64", "uint64"}):
         exact = measure_pair(*_flat(target, golden))
-        norm, identical = exact.relative_norm, exact.identical
-    else:
-        norm = 0.0 if pair.max_abs == 0 else _ratio(pair.gap_squares, pair.golden_squares)
-        identical = pair.max_abs == 0 and not odd.any
-        if identical and {target.dtype, golden.dtype} & {"int64", "uint64"}:
-            identical = measure_pair(*_flat(target, golden)).identical
-    return {
-        "max_abs_all": pair.max_abs,
-        "relative_norm": norm,
-        "one_thousandth": pair.within_one / target.data.size,
-        "true_cosine": _cosine(pair),
-        "identical": identical,
-        "nonfinite": odd.any,
-        "elements": target.data.size,
-    }
+        identical, norm = exact.identical, exact.relative_norm if unsound else metrics.relative_norm
+        metrics = metrics._replace(relative_norm=norm)
+    metrics = metrics._replace(identical=identical, nonfinite=pair.odd.any)
+    # A compiled minimum or maximum may pass over a NaN; the sum never does.
+    bad = [not isfinite(own[total]) for total in (rows.MY_SUM, rows.GOLDEN_SUM)]
+    if not any(bad):
+        return metrics
+    unknown: dict[str, Any] = dict.fromkeys(("cosine", "max_rel", "mean_rel", "max_abs", "mean_abs", "kl", "euclid"))
+    return metrics._replace(
+        reason=" ".join(text for text, wrong in ((GOLDEN_NONFINITE, bad[1]), (MY_NONFINITE, bad[0])) if wrong),
+        target=_basics(target) if bad[0] else metrics.target,
+        golden=_basics(golden) if bad[1] else metrics.golden,
+        **unknown,
+    )
 
 
 def _flat(target: HostTensor, golden: HostTensor) -> tuple[HostTensor, HostTensor]:
     """Shapes are no matter here, but they are to the comparison of training runs."""
     size = (target.data.size,)
     return replace(target, shape=size), replace(golden, shape=size)
-
-
-def _cosine(pair: PairTotals) -> float:
-    if pair.target_squares == 0 and pair.golden_squares == 0:
-        return 1.0
-    scale = sqrt(pair.target_squares) * sqrt(pair.golden_squares)
-    return round(pair.dot / scale, 10) if scale else 0.0
-
-
-def _euclid(pair: PairTotals) -> float:
-    if sqrt(pair.golden_squares) <= rows.SMALLEST:
-        return 0.0
-    return _single_precision(sqrt(pair.gap_squares / pair.golden_squares))
-
-
-def _ratio(gap: float, reference: float) -> float:
-    return sqrt(gap) / sqrt(reference) if reference else inf
-
-
-def _folded(found: list[list[float]]) -> tuple[list[float], list[float], list[float]]:
-    """Sums, maxima and minima of all columns."""
-    if len(found) == 1:
-        return found[0], found[0], found[0]
-    table = np.array(found)
-    with np.errstate(all="ignore"):
-        return table.sum(axis=0).tolist(), table.max(axis=0).tolist(), table.min(axis=0).tolist()
-
-
-def _single_precision(value: float) -> float:
-    """These columns have always been computed in float32, and shown with its digits."""
-    try:
-        return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
-    except OverflowError:
-        return copysign(inf, value)
 
 
 def _basics(tensor: HostTensor) -> SideStatistics:
@@ -281,7 +211,7 @@ def _basics(tensor: HostTensor) -> SideStatistics:
         return SideStatistics(nan, nan, nan)
     assert found.max is not None
     assert found.min is not None
-    return SideStatistics(float(found.max), float(found.min), _single_precision(found.mean))
+    return SideStatistics(float(found.max), float(found.min), float(np.float32(found.mean)))
 
 
 def _of_complex(target: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetrics:
@@ -321,22 +251,6 @@ def metrics_of(reason: str, numbers: list[float | None]) -> LlmMetrics:
     return LlmMetrics._make((reason, SideStatistics(*numbers[:3]), SideStatistics(*numbers[3:6]), *others, *flags))
 
 
-def rows_of_pairs(
-    dtype: str,
-    target: NDArray[np.uint8],
-    golden: NDArray[np.uint8],
-    places: NDArray[np.int64],
-    before: Floats | None = None,
-) -> Floats:
-    """The rows of sums of pairs of one dtype that lie in two pieces of memory, added to those of the elements before.
-
-    A place is where my elements begin, where the golden ones begin, and how many there are, at least one.
-    """
-    from twinprobe._measure.kernels import kernel_rows
-
-    return kernel_rows(dtype, target, golden, places, before)
-
-
 def numbers_of_rows(found: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
     """NUMBERS of each pair by its row of sums and its size.
 
@@ -361,7 +275,7 @@ def _numbers(pair: Floats, own: Floats, sizes: NDArray[np.int64]) -> Floats:
         _singles(own[rows.SUM_REL] / sizes),
         own[rows.MAX_ABS],
         _singles(own[rows.SUM_ABS] / sizes),
-        _divergence(own),
+        rows.divergence(own),
         _singles(_euclids(pair)),
         pair[MAX_ABS_ALL],
         _relative_norm(pair),
@@ -394,13 +308,3 @@ def _euclids(pair: Floats) -> Floats:
 def _relative_norm(pair: Floats) -> Floats:
     ratio = np.where(pair[GOLDEN_SQUARES] > 0, np.sqrt(pair[GAP_SQUARES]) / np.sqrt(pair[GOLDEN_SQUARES]), np.inf)
     return np.where(pair[MAX_ABS_ALL] == 0, 0.0, ratio)
-
-
-def _divergence(own: Floats) -> Floats:
-    """As ``llm_rows.divergence`` has it for one row."""
-    weights, my_weights = own[rows.WEIGHTS], own[rows.MY_WEIGHTS]
-    mean, curve = own[rows.DRIFT] / weights, own[rows.EXCESS] / weights
-    near = np.log1p(mean + curve) - mean
-    far = np.log(my_weights / weights) - mean
-    found = np.maximum(np.where(np.abs(mean) + curve < rows.SMALL, near, far), 0.0)
-    return np.where((weights > 0) & (my_weights > 0), found, np.nan)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import FLOAT32, FLOAT64, address_of, numbers
+from twinprobe._measure.elements import FLOAT32, FLOAT64, address_of, array_at, numbers
 from twinprobe._measure.engine import STRIP, engine_for, over_strips
 from twinprobe._measure.loops.sums import (
     BLOCK,
@@ -36,7 +36,7 @@ from twinprobe._measure.loops.sums import (
     Engine,
 )
 from twinprobe._measure.statistics import Statistics, is_sound, statistics
-from twinprobe._runs.dtypes import COMPLEX, INTEGERS
+from twinprobe._runs.dtypes import COMPLEX, INTEGERS, STORAGE
 from twinprobe._runs.sketches import (
     BLOCKS,
     COMPLEX_PAIRS,
@@ -257,9 +257,9 @@ def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
     dtype, data = tensor.dtype, tensor.data
     if data.size and data.flags.aligned and dtype not in COMPLEX:
         if data.size <= STRIP and not isinstance(data, FileElements) and dtype not in _WIDENED:
-            found = sketch_at(dtype, address_of(data), data.size)
-            if found is not None:
-                return found[0] or statistics(tensor), found[1]
+            values, row = _compiled(dtype, address_of(data), data.size)
+            if row is not None:
+                return values or statistics(tensor), row
         elif dtype == "bool" or dtype in FLOATS or dtype in INTEGERS or dtype in _WIDENED:
             engine, runs = engine_for(data.nbytes), (1, data.size, 0, 0)
             state = _state_of(engine, dtype, data, runs, block_length(data.size))
@@ -270,6 +270,16 @@ def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
             row = _row_of(state, data.size, data.size, flags_of(dtype)).tobytes()
             return values or statistics(tensor), row
     return statistics(tensor), sketch(tensor).tobytes()
+
+
+def measured_at(dtype: str, address: int, size: int) -> tuple[Statistics, bytes]:
+    """The same straight from memory, for recorders, which measure thousands of small tensors: where compiled loops
+    read it, no array is made. The memory must stay alive, be aligned and hold ``size`` elements."""
+    values, row = _compiled(dtype, address, size) if size <= STRIP else (None, None)
+    if values is not None and row is not None:
+        return values, row
+    host = HostTensor(dtype, (size,), array_at(address, STORAGE[dtype], size))
+    return measured(host) if row is None else (statistics(host), row)
 
 
 def _statistics(dtype: str, size: int, top: float, bottom: float, total: float, squares: float) -> Statistics | None:
@@ -354,17 +364,14 @@ def _strip_state(engine: Engine, dtype: str, data: NDArray[Any], first: int, len
     return state
 
 
-def sketch_at(dtype: str, address: int, size: int) -> tuple[Statistics | None, bytes] | None:
-    """Sketch and statistics straight from memory; None where ``sketch`` has to take the longer way.
-
-    For recorders, which measure thousands of small tensors. The memory must stay alive, be aligned and hold ``size``
-    elements. No statistics come where elements were left out of the sums, or sums of integers are not exact.
-    """
+def _compiled(dtype: str, address: int, size: int) -> tuple[Statistics | None, bytes | None]:
+    """Statistics and sketch by compiled loops; no sketch where they cannot, and no statistics where elements were left
+    out of the sums, or sums of integers are not exact."""
     sketcher = engine_for(0).sketcher(dtype)
     if sketcher is None:
-        return None
+        return None, None
     row, sums = sketcher.sketch_at(dtype, address, size, block_length(size), flags_of(dtype))
-    return (_statistics(dtype, size, *sums), row) if row[0] & PRESENT else None
+    return (_statistics(dtype, size, *sums), row) if row[0] & PRESENT else (None, None)
 
 
 # -- what two sketches say --------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class BenchCheck:
             raise BadInput("holds no checksums", where=file, hint="record it with summary_mode md5")
         self._known = data
 
-    def look(self, entry: Entry) -> None:
+    def check(self, entry: Entry) -> None:
         """Keep the tensors of this entry if a checksum differs, otherwise let them go."""
         notes = list(notes_of(entry))
         differing: list[str] = []

@@ -110,7 +110,7 @@ class Framework(ABC):
         """This process is a forked child: touch nothing that the parent's threads and devices hold."""
 
 
-class CollectorPatience:
+class GarbageCollectorPause:
     """The garbage collector has patience while something is recorded.
 
     A training step hardly leaves it anything to do. The recorder makes tens of thousands of objects in each, all of
@@ -150,7 +150,7 @@ class CollectorPatience:
 
 
 _OWN_OBJECTS = 200_000
-collector = CollectorPatience()
+collector = GarbageCollectorPause()
 
 
 class Step:
@@ -344,7 +344,7 @@ class Engine:
         if not step.writable:
             self._open_folder(step)
         if self.bench is not None:
-            self.bench.look(entry)
+            self.bench.check(entry)
         pending = step.pending
         pending.append(entry)
         waits = self.config.async_dump
@@ -378,7 +378,7 @@ class Engine:
         else:
             step.folder.add_entries(batch, self._renderer)
         for entry in batch if self.places is not None else ():
-            self.places.look(entry, step.placed)
+            self.places.add(entry, step.placed)
         step.folder.flush()
 
     def _save_tensors(self, step: Step, entry: Entry) -> None:
@@ -450,7 +450,7 @@ class Engine:
         updates = [self.framework.finished(entry) for entry in step.updates]
         folder.add_entries(updates, self._renderer)
         for entry in updates if self.places is not None else ():
-            self.places.look(entry, step.placed)
+            self.places.add(entry, step.placed)
         folder.close({})
 
     def _guarded(self, step: Step, job: Callable[[], None]) -> None:

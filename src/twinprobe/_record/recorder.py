@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Protocol
@@ -289,12 +291,13 @@ _SETTINGS = {
         "eps", "momentum", "p", "approximate", "negative_slope", "alpha", "kernel_size", "stride", "padding",
         "padding_mode", "pad_mode", "output_padding", "dilation", "groups", "num_groups", "ceil_mode", "dim",
         "align_corners", "scale_factor", "count_include_pad", "norm_type", "bidirectional", "dropout",
-        "track_running_stats",
+        "track_running_stats", "padding_idx",
     )},
     "epsilon": "eps", "variance_epsilon": "eps", "layer_norm_eps": "eps", "group": "groups", "ksize": "kernel_size",
     "axis": "dim",
 }  # fmt: skip
 _PLAIN = (bool, int, float, str)
+_WITH_MODE = ("Upsample", "Dropout")  # elsewhere a mode is the kind of a layer
 
 
 def built_with(layer: Any) -> dict[str, Any]:
@@ -302,14 +305,22 @@ def built_with(layer: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for attribute, given in vars(layer).items():
         name, value = _SETTINGS.get(attribute.lstrip("_")), given
+        if attribute.lstrip("_") == "mode" and any(word in type(layer).__name__ for word in _WITH_MODE):
+            name, value = "mode", str(value).lower()
+        if name == "padding_idx" and value in (None, -1):  # Paddle keeps -1 for none
+            value = "none"
         if name is None or value is None:  # None: whatever is usual
             continue
         if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
+            value = _for_own_axes(layer, value)
             value = value[0] if len(set(value)) == 1 else str(list(value))  # one number for all axes
         if attribute == "_momentum" and isinstance(value, float):
             value = round(1.0 - value, 12)  # Paddle's batch norms say what is kept of their statistics
         if isinstance(value, _PLAIN):
             found[name] = value
+    _say_padding_as_number(found)
+    if isinstance(exclusive := getattr(layer, "exclusive", None), bool):  # Paddle says the opposite of others
+        found["count_include_pad"] = not exclusive
     if "alpha" in found and "LeakyReLU" in type(layer).__name__:
         found["negative_slope"] = found.pop("alpha")
     if isinstance(found.get("approximate"), bool):
@@ -321,6 +332,30 @@ def built_with(layer: Any) -> dict[str, Any]:
     if not getattr(layer, "training", True):
         found.pop("p", None)
     return found
+
+
+def _for_own_axes(layer: Any, value: Sequence[Any]) -> Sequence[Any]:
+    """Without the axes that MindSpore puts in front: its Conv1d is two-dimensional, its pads may have one of depth."""
+    axes = next((int(digit) for digit in "123" if type(layer).__name__.lower().endswith(f"{digit}d")), len(value))
+    return value[-axes:] if len(value) == axes + 1 else value
+
+
+def _say_padding_as_number(found: dict[str, Any]) -> None:
+    """Padding by a word becomes a number where one says the same: "same" is one unless a stride or an even kernel
+    makes the two ends unequal, or the size of the input decides."""
+    mode = str(found.pop("pad_mode", "")).lower()
+    if isinstance(padding := found.get("padding"), str) and padding.isalpha():
+        mode = padding.lower()
+    if mode == "valid":
+        found["padding"] = 0
+    if mode == "same":
+        span: tuple[Any, ...] = (found.get("kernel_size"), found.get("stride", 1), found.get("dilation", 1))
+        if span[0] == 1:
+            found["padding"] = 0
+        elif all(isinstance(size, int) for size in span) and span[1] == 1 and not span[2] * (span[0] - 1) % 2:
+            found["padding"] = span[2] * (span[0] - 1) // 2
+        else:
+            found["padding"] = mode
 
 
 def _check_token_range(token_range: Any, models: list[Any]) -> None:
@@ -423,3 +458,90 @@ def emit_gradients(recorder: Any, prefix: str, gradients: dict[str, Any]) -> Non
     name = f"{front}.{recorder.engine.count(front)}"
     if recorder.wants(name):
         recorder.engine.emit(Entry(name, gradients, boxed=True))
+
+
+# Steps of a training: a model may have several optimizers.
+
+
+class OptimizerCycle:
+    """Which optimizer's step is the last one of a training step: a model may have several optimizers.
+
+    A step ends when every optimizer that holds parameters of the model has stepped. One that steps a second time before
+    that begins a new step, and from then on those that stepped in the step before are waited for: so it is with an
+    optimizer that is never used, or steps only now and then.
+    """
+
+    def __init__(self, lengths: Iterable[tuple[int, int]] = ()) -> None:
+        """``lengths`` are those of an earlier run of the same program, see ``lengths``; they leave nothing to guess."""
+        self._known = [length for length, times in lengths for _ in range(times)][::-1]
+        self._own: set[int] = set()
+        self._ours: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._awaited: set[int] | None = None
+        self._stepped: list[int] = []
+        self.lengths: list[list[int]] = []
+        """How many steps of optimizers made each step so far, and how often in a row."""
+
+    def follow(self, parameters: Iterable[Any]) -> None:
+        """These are the model's parameters."""
+        self._own = {id(one) for one in parameters}
+        self._ours.clear()
+        self._awaited = None
+        self._stepped = []
+
+    def holds(self, optimizer: Any) -> bool:
+        """Whether this optimizer holds parameters of the model."""
+        if optimizer in self._ours:
+            return True
+        found = any(id(one) in self._own for one in self.held_by(optimizer))
+        if found:
+            self._ours.add(optimizer)
+        return found
+
+    def held_by(self, optimizer: Any) -> Iterable[Any]:
+        """The parameters of an optimizer."""
+        raise NotImplementedError
+
+    def is_optimizer(self, candidate: Any) -> bool:
+        """Whether any object is an optimizer whose steps are seen."""
+        raise NotImplementedError
+
+    def all_alive(self) -> list[Any]:
+        """The optimizers of the model."""
+        return [one for one in gc.get_objects() if self.is_optimizer(one) and self.holds(one)]
+
+    def repeats(self, optimizer: Any) -> bool:
+        """Before an optimizer steps: whether the step has ended with what stepped before, and a new one has begun."""
+        if self._known or id(optimizer) not in self._stepped:
+            return False
+        self._awaited = set(self._stepped)
+        self._end()
+        return True
+
+    def completes(self, optimizer: Any) -> bool:
+        """After an optimizer has stepped: whether that ends the step."""
+        self._stepped.append(id(optimizer))
+        if self._known:
+            done = len(self._stepped) >= self._known[-1]
+        else:
+            if self._awaited is None:
+                self._awaited = {id(one) for one in self.all_alive()}
+            done = self._awaited.issubset(self._stepped)
+        if done:
+            self._end()
+        return done
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an optimizer has stepped since the last step ended."""
+        return bool(self._stepped)
+
+    def _end(self) -> None:
+        length = len(self._stepped)
+        if self.lengths and self.lengths[-1][0] == length:
+            self.lengths[-1][1] += 1
+        else:
+            self.lengths.append([length, 1])
+        if self._known:
+            self._known.pop()
+            self._awaited = set(self._stepped)
+        self._stepped = []

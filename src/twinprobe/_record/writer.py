@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -86,16 +86,17 @@ class DumpFolder:
         """Append entries that are no text yet, and the sketches of their tensors."""
         for entry in batch:
             self.add(entry.name, renderer.entry(entry))
-            if self.sketches:
-                self.add_sketches(entry.name, sketches_of(entry))
+        if self.sketches:
+            self.add_sketches([(entry.name, sketches_of(entry)) for entry in batch])
 
-    def add_sketches(self, name: str, sketches: Iterable[tuple[int, bytes | None]]) -> None:
-        """Append the sketches of one entry's tensors, in the order in which readers of the index count them."""
-        if self.index == "dump" and DIRECTIONS.isdisjoint(name.rsplit(".", 2)[-2:]):  # readers leave these out
-            return
-        if self._sketches is None:
+    def add_sketches(self, entries: list[tuple[str, list[tuple[int, bytes | None]]]]) -> None:
+        """Append the sketches of the entries' tensors, in the order in which readers of the index count them."""
+        if self.index == "dump":  # whose readers leave out what has no direction
+            entries = [entry for entry in entries if not DIRECTIONS.isdisjoint(entry[0].rsplit(".", 2)[-2:])]
+        if entries and self._sketches is None:
             self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}")
-        self._sketches.add(sketches)
+        if self._sketches is not None:
+            self._sketches.add(row for _, rows in entries for row in rows)
 
     def add_summary(self, name: str, row: Row, host: Callable[[Any], HostTensor | None]) -> None:
         """Append what is inside one tensor, in a few kB; one that was seen before is only named.

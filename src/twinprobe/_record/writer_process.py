@@ -243,15 +243,17 @@ def obey(folders: Folders, message: list[Any]) -> Any:
         return None
     folder, renderer = folders[number]
     if verb == "entries":
-        for name, parts, bare, boxed in more[0]:
-            entry = Entry(name, {key: _thawed(part) for key, part in parts.items()}, bare, boxed)
-            folder.add_entries([entry], renderer)
+        batch = (
+            Entry(name, {key: _thawed(part) for key, part in parts.items()}, bare, boxed)
+            for name, parts, bare, boxed in more[0]
+        )
+        folder.add_entries(list(batch), renderer)
     elif verb == "texts":
-        for packed_name, text, sketches_found in more[0]:
-            name = packed_name.decode("utf-8", "surrogatepass")
+        texts = [(name.decode("utf-8", "surrogatepass"), text, rows) for name, text, rows in more[0]]
+        for name, text, _ in texts:
             folder.add(name, text.decode("utf-8", "surrogatepass"))
-            if folder.sketches:
-                folder.add_sketches(name, sketches_found)
+        if folder.sketches:
+            folder.add_sketches([(name, rows) for name, _, rows in texts])
     elif verb == "flush":
         folder.flush()
     elif verb == "abandon":

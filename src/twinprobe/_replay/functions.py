@@ -142,7 +142,7 @@ def bind(call: Call) -> list[Bound]:
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3)
 
 
-def _one(name: str, *settings: dict[str, Any]) -> Callable[[Call], Iterator[Bound]]:
+def _unary(name: str, *settings: dict[str, Any]) -> Callable[[Call], Iterator[Bound]]:
     """A module that is one function of its input and has no parameters."""
 
     def ways(call: Call) -> Iterator[Bound]:
@@ -214,13 +214,13 @@ _MODULES: dict[str, Callable[[Call], Iterator[Bound]]] = {
     "Embedding": _weighted("embedding"),
     "LayerNorm": _norm("layer_norm", bias=True), "RMSNorm": _norm("rms_norm", bias=False), "GroupNorm": _group_norm,
     "Conv1d": _convolution("conv1d"), "Conv2d": _convolution("conv2d"), "Conv3d": _convolution("conv3d"),
-    "GELU": _one("gelu", {}, {"approximate": "tanh"}), "SiLU": _one("silu"), "ReLU": _one("relu"),
-    "ReLU6": _one("relu6"), "Sigmoid": _one("sigmoid"), "Tanh": _one("tanh"), "Mish": _one("mish"),
-    "Softplus": _one("softplus"), "Hardswish": _one("hardswish"), "Hardsigmoid": _one("hardsigmoid"),
-    "ELU": _one("elu"), "SELU": _one("selu"), "Softsign": _one("softsign"), "LogSigmoid": _one("logsigmoid"),
-    "LeakyReLU": _one("leaky_relu", {}, {"negative_slope": 0.2}, {"negative_slope": 0.1}),
-    "Softmax": _one("softmax", {"dim": -1}, {"dim": 1}, {"dim": 0}),
-    "LogSoftmax": _one("log_softmax", {"dim": -1}, {"dim": 1}, {"dim": 0}),
+    "GELU": _unary("gelu", {}, {"approximate": "tanh"}), "SiLU": _unary("silu"), "ReLU": _unary("relu"),
+    "ReLU6": _unary("relu6"), "Sigmoid": _unary("sigmoid"), "Tanh": _unary("tanh"), "Mish": _unary("mish"),
+    "Softplus": _unary("softplus"), "Hardswish": _unary("hardswish"), "Hardsigmoid": _unary("hardsigmoid"),
+    "ELU": _unary("elu"), "SELU": _unary("selu"), "Softsign": _unary("softsign"), "LogSigmoid": _unary("logsigmoid"),
+    "LeakyReLU": _unary("leaky_relu", {}, {"negative_slope": 0.2}, {"negative_slope": 0.1}),
+    "Softmax": _unary("softmax", {"dim": -1}, {"dim": 1}, {"dim": 0}),
+    "LogSoftmax": _unary("log_softmax", {"dim": -1}, {"dim": 1}, {"dim": 0}),
 }  # fmt: skip
 
 
@@ -328,7 +328,8 @@ _MODULES |= {
     "Dense": _weighted("linear"), "MatMul": _product, "BatchMatMul": _product, "Add": _by_key("Torch.add"),
     "Sub": _by_key("Torch.sub"), "Mul": _by_key("Torch.mul"), "RealDiv": _by_key("Torch.div"),
     "BiasAdd": _by_key("Torch.add"), "Exp": _by_key("Torch.exp"), "Rsqrt": _by_key("Torch.rsqrt"),
-    "Sqrt": _by_key("Torch.sqrt"), "Square": _by_key("Torch.square"), "GeLU": _one("gelu", {"approximate": "tanh"}, {}),
+    "Sqrt": _by_key("Torch.sqrt"), "Square": _by_key("Torch.square"),
+    "GeLU": _unary("gelu", {"approximate": "tanh"}, {}),
 }  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from twinprobe._align.auto.alignment import DOUBTFUL, Alignment, Alone, LayerRules, layer_rules, to_document
+from twinprobe._align.auto.alignment import DOUBTFUL, Alignment, LayerRules, Unmatched, layer_rules, to_document
 from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
 from twinprobe._align.auto.tree import CallTree, call_tree
-from twinprobe._align.calls import MINDSPORE, Side
+from twinprobe._align.calls import MINDSPORE, RunCalls
 from twinprobe._align.links import CallLinks, Pairs
 from twinprobe._align.mapping.data_mapping import write_data_mapping
 from twinprobe._align.mapping.layer_tree import TOP
@@ -24,12 +24,12 @@ from twinprobe._runs.run import Run
 
 def fill_page(alignment: Alignment, target: Run, golden: Run, path: Path) -> None:
     """Write the page to exactly this path."""
-    trees = call_tree(Side(target)), call_tree(Side(golden))
+    trees = call_tree(RunCalls(target)), call_tree(RunCalls(golden))
     numbers = [{name: node for node, name in enumerate(tree.name)} for tree in trees]
     data: dict[str, Any] = {
         "sides": [
-            _side("target", target, trees[0], alignment.target_alone),
-            _side("golden", golden, trees[1], alignment.golden_alone),
+            _side("target", target, trees[0], alignment.target_unmatched),
+            _side("golden", golden, trees[1], alignment.golden_unmatched),
         ],
         "links": [
             [
@@ -49,7 +49,7 @@ def fill_page(alignment: Alignment, target: Run, golden: Run, path: Path) -> Non
     )  # fmt: skip
 
 
-def _side(title: str, run: Run, tree: CallTree, alone: list[Alone]) -> dict[str, Any]:
+def _side(title: str, run: Run, tree: CallTree, alone: list[Unmatched]) -> dict[str, Any]:
     """A tree in columns, in its own numbering; children in the order of execution."""
     why = {entry.name: entry.why for entry in alone}
     return {
@@ -185,7 +185,7 @@ def alignment_lines(alignment: Alignment) -> list[str]:
         lines.append(f"{_calls(alignment)} API calls match; no modules were recorded")
     width = max((len(rule) for rule in alignment.by_rule()), default=0)
     lines += [f"  {rule:<{width}}  {count:>6}" for rule, count in alignment.by_rule().items()]
-    lines += _alone_lines("target", alignment.target_alone) + _alone_lines("golden", alignment.golden_alone)
+    lines += _alone_lines("target", alignment.target_unmatched) + _alone_lines("golden", alignment.golden_unmatched)
     doubtful = alignment.doubtful()
     if doubtful:
         lines.append(f"{len(doubtful)} pairs are doubtful (confidence below {DOUBTFUL}):")
@@ -200,7 +200,7 @@ def _calls(alignment: Alignment) -> int:
     return sum(not is_module(name) for relation in alignment.relations for name in relation.target)
 
 
-def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
+def _alone_lines(side: str, alone: list[Unmatched]) -> list[str]:
     modules = [entry for entry in alone if is_module(entry.name)]
     others = Counter(entry.why for entry in alone if not is_module(entry.name))
     lines = []

@@ -15,9 +15,10 @@ from tempfile import gettempdir
 from types import TracebackType
 
 from twinprobe._report.console import visible
+from twinprobe._runs.names import listed
 from twinprobe._runs.remote.path import RemotePath
 from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, remote, temporary_path
-from twinprobe.errors import BadInput, listed
+from twinprobe.errors import BadInput
 
 # Clearing away what a killed command has left half written.
 

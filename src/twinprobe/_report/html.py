@@ -1,4 +1,7 @@
-"""The result as one self-contained page: it loads nothing, runs only its own script, and shows names as text."""
+"""The result as one self-contained page: it loads nothing, runs only its own script, and shows names as text.
+
+And the index of a folder of results.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
 from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.dataset import DATASET
+from twinprobe._report.files import Staging
 from twinprobe._report.tables import RELATIVE_ERROR, STACK
 from twinprobe._runs.summaries import SUMMARIES
+from twinprobe._runs.whole_files import remote
 
 if TYPE_CHECKING:
     import polars as pl
@@ -225,3 +232,77 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
     style = asset("page.css") + asset("shared/tensor.css")
     fill(path, asset("page.html"), title=title, style=style, script=script, data=msgspec.Raw(data))
+
+
+# What is in a folder of results, for those who are sent the folder.
+
+_KINDS = (
+    (re.compile(r"compare_summary_.*\.html"), "All ranks and steps"),
+    (re.compile(r"(?!(?:debug_)?compare_result_).*\.html"), "Pages"),
+    (re.compile(r".*\.html"), "Reports"),
+    (re.compile(r".*\.vis(\.db)?"), "Graphs (open with twinprobe view)"),
+    (re.compile(r".*\.(xlsx|csv|parquet)"), "Tables"),
+    (re.compile(r".*\.ya?ml"), "Mapping files"),
+    (re.compile(r".*"), "Other files"),
+)
+_TABLES, _OTHERS = "Tables", "Other files"
+_DATASETS = "Datasets (parquet by step and rank)"
+_FOLDERS = "Folders"
+INDEX = "index.html"
+_PLACES = re.compile(r"(graph|pynative|step-?\d+)(/step-?\d+)?")
+_MOST_LINKS = 5000
+_DIGITS = re.compile("[0-9]+")  # rank2 comes before rank10
+_TITLE = re.compile(r"<title>TwinProbe:? ?([^<]*)</title>")
+
+
+def write_index(folder: Path) -> Path | None:
+    """Write ``index.html`` with links to everything that lies in a folder of results.
+
+    None for a folder elsewhere, for the one that somebody works in, for a table alone, and where there is an
+    ``index.html`` that is not ours.
+    """
+    if remote(folder) is not None or not folder.is_dir() or folder.resolve() == Path.cwd():
+        return None
+    target = folder / INDEX
+    if target.exists() and b"<title>TwinProbe: " not in target.read_bytes()[:4096]:
+        return None
+    groups: dict[str, list[str]] = {}
+    pending, links = [folder], 0
+    while pending and links < _MOST_LINKS:
+        place = pending.pop(0)
+        # Of folders that are not those of steps and modes (recordings of a search, mostly), what is to be looked at.
+        is_result = place == folder or _PLACES.fullmatch(place.relative_to(folder).as_posix()) is not None
+        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda match: match[0].zfill(20), path.name)):
+            name = path.relative_to(folder).as_posix()
+            kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
+            note = ""
+            if path.name.startswith(".") or name == INDEX or not (is_result or (path.is_file() and kind != _OTHERS)):
+                continue
+            if path.is_dir():
+                kind = _DATASETS if name.startswith(f"{DATASET}_") else _FOLDERS
+                is_place = _PLACES.fullmatch(name) is not None
+                if is_place or (place == folder and kind == _FOLDERS):
+                    pending.append(path)
+                if is_place:
+                    continue
+                name += "/"
+            else:
+                size = path.stat().st_size
+                note = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
+                if path.suffix == ".html":
+                    with path.open("rb") as page:
+                        title = _TITLE.search(page.read(4096).decode("utf-8", "replace"))
+                    note = note if title is None or not title[1] else f"{html.unescape(title[1])} · {note}"
+            link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
+            groups.setdefault(kind, []).append(f"<li>{link} <small>{html.escape(visible(note))}</small></li>")
+            links += 1
+    if not groups or (groups.keys() <= {_TABLES, _OTHERS} and links == 1):
+        return None
+    order = [*dict.fromkeys(words for _, words in _KINDS), _DATASETS, _FOLDERS]
+    lists = [f"<section><h2>{kind}</h2><ul>{''.join(groups[kind])}</ul></section>" for kind in order if kind in groups]
+    name = html.escape(visible(folder.resolve().name))
+    with Staging() as staging:
+        head = f'<p class="brand">Twin<b>Probe</b></p><h1><bdi>{name}</bdi></h1>'
+        body = f"<main>{head}{''.join(lists)}</main>"
+        fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
+    return target

@@ -1,4 +1,4 @@
-"""Many ranks and steps on one page: a map of errors, and where the difference began; and an index of a folder."""
+"""Many ranks and steps on one page: a map of errors, and where the difference began."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ import numpy as np
 
 from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.dataset import DATASET, Place
+from twinprobe._report.dataset import Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
 from twinprobe._report.tables import fill_table
-from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -156,80 +155,6 @@ def _report_of(cell: Cell, folder: Path) -> str:
     files = cell.summary.files if cell.summary is not None else []
     page = next((file for file in files if file.endswith(".html")), "")
     return quote(os.path.relpath(page, folder)) if page and "://" not in page else ""
-
-
-# What is in a folder of results, for those who are sent the folder.
-
-_KINDS = (
-    (re.compile(r"compare_summary_.*\.html"), "All ranks and steps"),
-    (re.compile(r"(?!(?:debug_)?compare_result_).*\.html"), "Pages"),
-    (re.compile(r".*\.html"), "Reports"),
-    (re.compile(r".*\.vis(\.db)?"), "Graphs (open with twinprobe view)"),
-    (re.compile(r".*\.(xlsx|csv|parquet)"), "Tables"),
-    (re.compile(r".*\.ya?ml"), "Mapping files"),
-    (re.compile(r".*"), "Other files"),
-)
-_TABLES, _OTHERS = "Tables", "Other files"
-_DATASETS = "Datasets (parquet by step and rank)"
-_FOLDERS = "Folders"
-INDEX = "index.html"
-_PLACES = re.compile(r"(graph|pynative|step-?\d+)(/step-?\d+)?")
-_MOST_LINKS = 5000
-_DIGITS = re.compile("[0-9]+")  # rank2 comes before rank10
-_TITLE = re.compile(r"<title>TwinProbe:? ?([^<]*)</title>")
-
-
-def write_index(folder: Path) -> Path | None:
-    """Write ``index.html`` with links to everything that lies in a folder of results.
-
-    None for a folder elsewhere, for the one that somebody works in, for a table alone, and where there is an
-    ``index.html`` that is not ours.
-    """
-    if remote(folder) is not None or not folder.is_dir() or folder.resolve() == Path.cwd():
-        return None
-    target = folder / INDEX
-    if target.exists() and b"<title>TwinProbe: " not in target.read_bytes()[:4096]:
-        return None
-    groups: dict[str, list[str]] = {}
-    pending, links = [folder], 0
-    while pending and links < _MOST_LINKS:
-        place = pending.pop(0)
-        # Of folders that are not those of steps and modes (recordings of a search, mostly), what is to be looked at.
-        is_result = place == folder or _PLACES.fullmatch(place.relative_to(folder).as_posix()) is not None
-        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda match: match[0].zfill(20), path.name)):
-            name = path.relative_to(folder).as_posix()
-            kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
-            note = ""
-            if path.name.startswith(".") or name == INDEX or not (is_result or (path.is_file() and kind != _OTHERS)):
-                continue
-            if path.is_dir():
-                kind = _DATASETS if name.startswith(f"{DATASET}_") else _FOLDERS
-                is_place = _PLACES.fullmatch(name) is not None
-                if is_place or (place == folder and kind == _FOLDERS):
-                    pending.append(path)
-                if is_place:
-                    continue
-                name += "/"
-            else:
-                size = path.stat().st_size
-                note = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
-                if path.suffix == ".html":
-                    with path.open("rb") as page:
-                        title = _TITLE.search(page.read(4096).decode("utf-8", "replace"))
-                    note = note if title is None or not title[1] else f"{html.unescape(title[1])} · {note}"
-            link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
-            groups.setdefault(kind, []).append(f"<li>{link} <small>{html.escape(visible(note))}</small></li>")
-            links += 1
-    if not groups or (groups.keys() <= {_TABLES, _OTHERS} and links == 1):
-        return None
-    order = [*dict.fromkeys(words for _, words in _KINDS), _DATASETS, _FOLDERS]
-    lists = [f"<section><h2>{kind}</h2><ul>{''.join(groups[kind])}</ul></section>" for kind in order if kind in groups]
-    name = html.escape(visible(folder.resolve().name))
-    brand = '<p class="brand">Twin<b>Probe</b></p>'
-    with Staging() as staging:
-        body = f"<main>{brand}<h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
-        fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
-    return target
 
 
 class _Failed(msgspec.Struct):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._align.tokens import NONE, TokenPairs
+from twinprobe._align.token_cuts import NONE
+from twinprobe._align.tokens import TokenPairs
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -95,3 +96,9 @@ def parse_op(name: str) -> OpName:
 def is_number(text: str) -> bool:
     """Whether a part of a name is the number of a call or a layer."""
     return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe import __version__
+from twinprobe._runs.names import listed
 from twinprobe._scale.engine import THREAD_VARIABLES, Failed, Outcome, carry_out
-from twinprobe.errors import BadInput, TwinProbeError, listed
+from twinprobe.errors import BadInput, TwinProbeError
 
 PATIENCE = 15.0  # seconds until a cluster that does not answer is given up
 _TO_CONNECT = 4.0  # of these, for the connection alone

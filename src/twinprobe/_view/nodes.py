@@ -227,7 +227,7 @@ class GraphView:
             texts = self.graph.outputs_of(side, [row["node_order"] for row in rows])
             for row in rows:
                 row["value"] = worst_in(texts.get(row["node_order"], ""), self.metric)
-        return [self._one(side, row, known, extra.get(str(row["node_name"]), {})) for row in rows]
+        return [self._node_of(side, row, known, extra.get(str(row["node_name"]), {})) for row in rows]
 
     def children(self, side: str, parent: str, offset: int, limit: int = PAGE) -> dict[str, Any]:
         """A page of a node's children."""
@@ -287,7 +287,7 @@ class GraphView:
             "folder": row["dump_data_dir"],
         }
 
-    def _one(self, side: str, row: dict[str, Any], known: Any, extra: dict[str, Any]) -> dict[str, Any]:
+    def _node_of(self, side: str, row: dict[str, Any], known: Any, extra: dict[str, Any]) -> dict[str, Any]:
         name = str(row["node_name"])
         match = self.partner(side, row)
         node = {

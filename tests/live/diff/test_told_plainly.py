@@ -142,3 +142,22 @@ def test_what_follows_in_the_gradients_does_not_also_begin(capsys: pytest.Captur
 
     auto_diff(net(0.01), net(0.3), torch.randn(4, 3, 9, 9), loss_fns=lambda y: y.square().mean())
     assert "also begins" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("in_raw", [True, False])
+def test_a_bias_that_one_model_lacks_is_where_they_part(in_raw: bool) -> None:
+    """Everything else is copied; a norm without scale and shift computes what one with ones and zeros does."""
+
+    def net(bias: bool, affine: bool) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6, bias=bias), nn.LayerNorm(6, elementwise_affine=affine))
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    result = auto_diff(net(not in_raw, True), net(in_raw, False), x, quiet=True)
+    assert result.first is not None
+    assert result.first.raw == "Module.1.Linear.forward.0"
+    assert f"only {'the target' if in_raw else 'golden'} has bias [6]" in result.first.why
+    note = "only raw has 1.bias [6] (Linear), base's" if in_raw else "only base has 1.bias [6] (Linear), raw's"
+    assert any(one.startswith(note) for one in result.notes), result.notes
+    result = auto_diff(net(True, True), net(True, False), x, quiet=True)
+    assert result, result.first
+    assert any("only base has 2.weight [6] (LayerNorm)" in note for note in result.notes)

@@ -136,3 +136,13 @@ def test_mapped_layers_and_the_pass_that_auto_diff_leaves_behind(padiff: Any) ->
     assert not np.array_equal(layer.model.norm._mean.numpy(), statistics)
     folders = [f"{one.dump_path}/auto_diff" for one in (module, layer)]
     assert padiff.check_report(*folders, cfg={"atol": 1e-4}) is True
+
+
+def test_a_proxy_that_is_gone_leaves_nothing_in_the_framework(padiff: Any) -> None:
+    """Also where its step was never ended with try_dump()."""
+    call = paddle.nn.Layer.__call__
+    proxy = padiff.create_model(Layer())
+    proxy(paddle.to_tensor(X))
+    assert paddle.nn.Layer.__call__ is not call
+    del proxy
+    assert paddle.nn.Layer.__call__ is call

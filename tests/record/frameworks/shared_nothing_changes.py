@@ -56,3 +56,15 @@ def test_everything_is_put_back_after_an_exception(kit: Kit, tmp_path: Path) -> 
     assert before.keys() == after.keys()
     assert [name for name in before if before[name] is not after[name]] == []
     assert kit.hooks(model) == 0
+
+
+def test_recordings_that_end_in_the_order_they_began_leave_nothing_behind(kit: Kit, tmp_path: Path) -> None:
+    """The first is still below the second when it ends."""
+    call = kit.base.__call__
+    recordings = [kit.api.record(kit.networks.Residual(), tmp_path / name, level="L0") for name in "ab"]
+    for recording in recordings:
+        recording.__enter__()
+    assert kit.base.__call__ is not call
+    for recording in recordings:
+        recording.__exit__(None, None, None)
+    assert kit.base.__call__ is call

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watch_programs import train
+from watch_programs import train, train_with_two_optimizers
 
 import twinprobe
 from cross import DATA
@@ -79,3 +79,32 @@ def test_what_a_device_measures_is_what_the_host_does(kit: Any) -> None:
     found = EagerWatcher.on_device(tensor)
     expected = (np.linalg.norm(kit.array(tensor)), 3.0, kit.array(tensor).mean())
     assert [float(kit.array(one).reshape(-1)[0]) for one in found] == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_optimizers_make_one_step_and_each_has_its_settings(kit: Any, tmp_path: Path) -> None:
+    """Steps are those of PyTorch, and the second optimizer's rate is named where it changes."""
+    name = kit.make_recorder.name
+    train_with_two_optimizers(name, tmp_path / "golden")
+    train_with_two_optimizers(name, tmp_path / "changed", change=3)
+    train_with_two_optimizers("torch", tmp_path / "torch")
+    found = watched(tmp_path / "golden")
+    assert found.steps.tolist() == [0, 1, 2, 3, 4]
+    rates = watched(tmp_path / "changed")
+    assert rates.values[:, rates.names.index("group.1.lr")] == pytest.approx([0.1, 0.1, 0.1, 0.4, 0.1])
+    assert sum(one.startswith("gradient.") and one.endswith(".norm") for one in found.names) == 6
+    parting = twinprobe.compare(tmp_path / "golden", tmp_path / "torch").steps.parting
+    assert parting.step is None, parting.sentence
+    for golden in ("golden", "torch"):
+        parting = twinprobe.compare(tmp_path / "changed", tmp_path / golden).steps.parting
+        assert (parting.step, parting.cause) == (3, "learning rate"), parting.sentence
+
+
+def test_running_statistics_are_watched(kit: Any, tmp_path: Path) -> None:
+    """Another momentum shows in them alone, and is found against either framework."""
+    name = kit.make_recorder.name
+    train_with_two_optimizers(name, tmp_path / "golden")
+    train_with_two_optimizers(name, tmp_path / "changed", kept=0.7)
+    train_with_two_optimizers("torch", tmp_path / "torch")
+    for golden in ("golden", "torch"):
+        parting = twinprobe.compare(tmp_path / "changed", tmp_path / golden).steps.parting
+        assert (parting.step, parting.cause) == (0, "buffers"), parting.sentence

@@ -136,3 +136,79 @@ def _mindspore(folder: Path | None, steps: int, change: int | None, options: Any
             optimizer(gradients)
             network(tokens)  # an evaluation, which is no part of a step
     return [one.asnumpy().copy() for one in network.trainable_params()]
+
+
+def train_with_two_optimizers(framework: str, folder: Path, *, change: int | None = None, kept: float = 0.9) -> None:
+    """A convolution's norm in training, and an optimizer each for matrices and vectors; the second one's rate changes
+    at one step. ``kept`` is the share of the norm's running statistics that a step keeps."""
+    given = np.random.default_rng(2).normal(0, 1, (5, 8, 6)).astype(np.float32)
+    {"torch": _two_torch, "paddle": _two_paddle, "mindspore": _two_mindspore}[framework](folder, given, change, kept)
+
+
+def _first_weights() -> list[np.ndarray]:
+    generator = np.random.default_rng(3)
+    return [generator.normal(0, 0.3, shape).astype(np.float32) for shape in ((6, 6), (6,), (6,), (6,), (4, 6), (4,))]
+
+
+def _two_torch(folder: Path, given: np.ndarray, change: int | None, kept: float) -> None:
+    import torch
+    from torch import nn
+
+    from twinprobe.torch import record
+
+    net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=1 - kept), nn.Linear(6, 4))
+    for one, value in zip(net.parameters(), _first_weights(), strict=True):
+        one.data.copy_(torch.from_numpy(value))
+    optimizers = [
+        torch.optim.SGD([one for one in net.parameters() if (one.dim() > 1) == wide], lr=RATE) for wide in (1, 0)
+    ]
+    with record(net, folder, level="watch"):
+        for step, batch in enumerate(given):
+            optimizers[1].param_groups[0]["lr"] = CHANGED if step == change else RATE
+            net(torch.from_numpy(batch)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def _two_paddle(folder: Path, given: np.ndarray, change: int | None, kept: float) -> None:
+    import paddle
+    from paddle import nn
+
+    from twinprobe.paddle import record
+
+    net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1D(6, momentum=kept), nn.Linear(6, 4))
+    for one, value in zip([one for one in net.parameters() if one.trainable], _first_weights(), strict=True):
+        one.set_value(value.T)
+    optimizers = [
+        paddle.optimizer.SGD(RATE, [one for one in net.parameters() if one.trainable and (one.ndim > 1) == wide])
+        for wide in (1, 0)
+    ]
+    with record(net, folder, level="watch"):
+        for step, batch in enumerate(given):
+            optimizers[1].set_lr(CHANGED if step == change else RATE)
+            net(paddle.to_tensor(batch)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.clear_grad()
+
+
+def _two_mindspore(folder: Path, given: np.ndarray, change: int | None, kept: float) -> None:
+    import mindspore as ms
+    from mindspore import nn
+
+    from twinprobe.mindspore import record
+
+    net = nn.SequentialCell(nn.Dense(6, 6), nn.BatchNorm1d(6, momentum=kept), nn.Dense(6, 4)).set_train()
+    trained = list(net.trainable_params())
+    for one, value in zip(trained, _first_weights(), strict=True):
+        one.set_data(ms.Tensor(value))
+    rates = [CHANGED if step == change else RATE for step in range(len(given))]
+    held = [[one for one in trained if (one.ndim > 1) == wide] for wide in (1, 0)]
+    optimizers = [nn.SGD(held[0], RATE), nn.SGD(held[1], rates)]
+    differentiate = ms.value_and_grad(lambda x: net(x).square().mean(), None, trained)
+    with record(net, folder, level="watch"):
+        for batch in given:
+            _, gradients = differentiate(ms.Tensor(batch))
+            for wide, optimizer in zip((1, 0), optimizers, strict=True):
+                optimizer(tuple(grad for one, grad in zip(trained, gradients, strict=True) if (one.ndim > 1) == wide))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +56,60 @@ def test_the_same_eps_of_adam_is_no_finding_although_the_formulas_differ(
     first = twinprobe.compare(*dumps).first
     assert (first is None) == agrees, first
     assert first is None or "eps: 0.03" in first.sentence
+
+
+class Padded:
+    """A convolution with a stride, a pooling and a norm, in both frameworks; padding by word in MindSpore."""
+
+    def __init__(self, conv: str, pool: str) -> None:
+        import mindspore
+        import torch
+
+        self.theirs = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 6, 3, stride=2, padding=1), torch.nn.MaxPool2d(3, 2, 1),
+            torch.nn.Conv2d(6, 6, 3, padding=1), torch.nn.LayerNorm(4),
+        )  # fmt: skip
+        nn, pad = mindspore.nn, {"pad_mode": "pad", "padding": 1}
+        self.ours = nn.SequentialCell(
+            nn.Conv2d(3, 6, 3, stride=2, has_bias=True, **(pad if conv == "pad" else {"pad_mode": conv})),
+            nn.MaxPool2d(3, 2, **(pad if pool == "pad" else {"pad_mode": pool})),
+            nn.Conv2d(6, 6, 3, pad_mode="same", has_bias=True), nn.LayerNorm((4,), epsilon=1e-5),
+        )  # fmt: skip
+        for at in (0, 2):
+            for name in ("weight", "bias"):
+                value = getattr(self.theirs[at], name).detach().numpy()
+                getattr(self.ours[at], name).set_data(mindspore.Tensor(value))
+
+    def compared(self, folder: Path, level: str) -> Any:
+        import mindspore
+        import torch
+
+        import twinprobe
+
+        values = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        with twinprobe.record(self.theirs, folder / "torch", level=level):
+            self.theirs(values)[..., 0].square().mean().backward()
+        step = mindspore.value_and_grad(
+            lambda x: self.ours(x)[..., 0].square().mean(), None, self.ours.trainable_params()
+        )
+        with twinprobe.record(self.ours, folder / "mindspore", level=level):
+            step(mindspore.Tensor(values.numpy()))
+        return twinprobe.compare(*(next((folder / name).rglob("dump.json")) for name in ("mindspore", "torch")))
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_padding_by_a_word_is_the_number_that_it_means(tmp_path: Path, level: str) -> None:
+    """With a stride of one, "same" is a number; the norm's mean and variance, which PyTorch hides, are no choices."""
+    found = Padded("pad", "pad").compared(tmp_path, level)
+    assert found.agrees, found.summary
+    assert "built otherwise" not in found.summary
+    assert "picks" not in found.summary
+
+
+@pytest.mark.parametrize(("conv", "pool", "where"), [("same", "pad", "0"), ("pad", "same", "1")])
+def test_padding_that_is_no_number_is_named(tmp_path: Path, conv: str, pool: str, where: str) -> None:
+    """With a stride of two, "same" pads at one end only."""
+    first = Padded(conv, pool).compared(tmp_path, "L0").first
+    assert first is not None
+    assert first.module == where
+    assert "built with padding: same against 1" in first.sentence

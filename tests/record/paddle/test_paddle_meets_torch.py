@@ -90,3 +90,29 @@ def test_a_factor_transposed_by_a_flag_is_the_same_factor(tmp_path: Path) -> Non
     factor = found.table.filter(found.table["target"] == "Paddle.matmul.0.forward.input.1")
     assert factor["verdict"].to_list() == ["pass"]
     assert "axes 0 2 1" in factor["paired_by"][0]
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("level", "task"), [("L0", "statistics"), ("mix", "statistics"), ("L0", "tensor")])
+def test_a_square_weight_that_was_not_transposed_is_named(
+    tmp_path: Path, transposed: bool, level: str, task: str
+) -> None:
+    """Its statistics are golden's; only its elements are in golden's places, not in those of its own framework."""
+    import paddle
+    import torch
+
+    import twinprobe
+
+    values = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
+    theirs = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    ours = paddle.nn.Sequential(paddle.nn.Linear(6, 8), paddle.nn.Linear(8, 8), paddle.nn.Linear(8, 3))
+    for at in range(3):
+        weight = theirs[at].weight.detach().numpy()
+        ours[at].weight.set_value(weight.T if transposed or at != 1 else weight)
+        ours[at].bias.set_value(theirs[at].bias.detach().numpy())
+    for model, x, name in ((ours, paddle.to_tensor(values.numpy()), "paddle"), (theirs, values, "torch")):
+        with twinprobe.record(model, tmp_path / name, level=level, task=task):
+            model(x).square().mean().backward()
+    first = twinprobe.compare(*(next((tmp_path / name).rglob("dump.json")) for name in ("paddle", "torch"))).first
+    assert (first is None) == transposed, first
+    assert first is None or (first.module == "1" and "it was not transposed" in first.sentence), first

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from dump_reading import Dump
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -30,18 +30,6 @@ def _no_debugger_left() -> Iterator[None]:
     yield
     if PrecisionDebugger._current is not None:
         PrecisionDebugger._current.close()
-
-
-class Dump:
-    """One step folder, read with the standard library only."""
-
-    def __init__(self, path: Path, step: int = 0, index: str = "dump") -> None:
-        (self.folder,) = sorted((path / f"step{step}").iterdir())
-        self.document: dict[str, Any] = json.loads((self.folder / f"{index}.json").read_text(encoding="utf-8"))
-        self.data: dict[str, Any] = self.document["data"]
-
-    def side(self, name: str) -> Any:
-        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

@@ -256,8 +256,8 @@ DEFECTS = [
     "torch.values.ApiTable._find", "torch.function_mode.spelled_as", "torch.recorder.OptimizerScope.attach",
     "torch.recorder.TorchRecorder.loose_parent", "recorder.ParameterGradients.attach",
     "torch.recorder.PassGradients.flush",
-    "torch.tensors.TensorBook.note", "torch.tensors.TensorBook._measure", "torch.tensors.TensorBook.settle",
-    "torch.tensors.TensorBook.forget", "torch.tensors.TensorBook.collect", "torch.tensors.host_measures",
+    "torch.tensors.TensorRegistry.note", "torch.tensors.TensorRegistry._measure", "torch.tensors.TensorRegistry.settle",
+    "torch.tensors.TensorRegistry.forget", "torch.tensors.TensorRegistry.collect", "torch.tensors.host_measures",
     "torch.tensors.effect_of", "torch.tensors.writes_by_keyword", "writer.DumpFolder.add",
     "writer.DumpFolder.close", "writer.DumpFolder.open",
 ]  # fmt: skip
@@ -314,7 +314,7 @@ def test_a_defect_anywhere_in_the_recorder_is_a_warning_and_not_an_error(
         ("torch.function_mode.ApiCall.before", "Tensor.__mul__.0.forward", ["remark", "value"]),
         ("torch.hooks.ModuleHooks._enter", "Module.0.Linear.forward.0", ["remark", "value"]),
         ("torch.autograd.Graph.install", "Module.0.Linear.backward.0", ["remark", "value"]),
-        ("torch.tensors.TensorBook._measure", "Module.0.Linear.forward.0", ["output", 0, "remark"]),
+        ("torch.tensors.TensorRegistry._measure", "Module.0.Linear.forward.0", ["output", 0, "remark"]),
     ],
 )
 def test_what_the_recorder_failed_at_is_marked_in_the_dump(

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twinprobe._align.auto.alignment import Alignment, Alone, Relation, mirrored
+from twinprobe._align.auto.alignment import Alignment, Relation, Unmatched, mirrored
 from twinprobe._align.auto.rule_calls import link_calls, link_results
 from twinprobe._align.auto.rule_containers import link_branches, link_containers, link_residuals
 from twinprobe._align.auto.rule_layers import link_layers, link_only_ones, link_wholes
 from twinprobe._align.auto.tree import ROOT, Facts, call_tree
 from twinprobe._align.auto.workspace import GIVEN, Link, Workspace
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._align.links import NONE
 from twinprobe._runs.run import Run
 
 # Why a call is unmatched, in words.
 
 
-def left_alone(work: Workspace, *, golden: bool) -> list[Alone]:
+def unmatched_nodes(work: Workspace, *, golden: bool) -> list[Unmatched]:
     """All calls of one side that no rule has linked, each with a reason."""
     facts, linked = (work.golden, work.back) if golden else (work.target, work.partner)
     other = work.target if golden else work.golden
     reasons = _Reasons(facts, linked, other, work.why[golden])
     return [
-        Alone(facts.tree.name[node], reasons.why(node))
+        Unmatched(facts.tree.name[node], reasons.why(node))
         for node in range(len(facts.tree))
         if node != ROOT and linked[node] == NONE
     ]
@@ -81,11 +81,11 @@ RULES: tuple[Rule, ...] = (
 
 def align_runs(target: Run, golden: Run) -> Alignment:
     """Find out which call of one run belongs to which call of the other."""
-    return align_sides(Side(target), Side(golden))
+    return align_sides(RunCalls(target), RunCalls(golden))
 
 
 def align_sides(
-    target: Side, golden: Side, known: Sequence[tuple[str, str]] = (), *, by_results: bool = True
+    target: RunCalls, golden: RunCalls, known: Sequence[tuple[str, str]] = (), *, by_results: bool = True
 ) -> Alignment:
     """The same for two sides that are taken apart already. ``known`` pairs of calls are given and not questioned.
 
@@ -106,7 +106,7 @@ def align_sides(
     return _alignment(work)
 
 
-def _order(side: Side) -> tuple[int, str, list[str]]:
+def _order(side: RunCalls) -> tuple[int, str, list[str]]:
     return len(side.ops), side.run.framework, side.ops[:64]
 
 
@@ -128,10 +128,12 @@ def _note_gaps(work: Workspace) -> None:
 
 
 def _forget_chance_hits(work: Workspace) -> None:
-    """Two models that have nothing in common still have calls of one name: without modules these mean nothing."""
+    """Two models that have nothing in common still have calls of one name, and an optimizer: without modules these mean
+    nothing."""
     trees = work.target.tree, work.golden.tree
     if all(tree.modules for tree in trees) and not any(
-        trees[0].is_module[link.target[0]] and trees[1].is_module[link.golden[0]] for link in work.links
+        all(tree.is_module[one] and tree.cls[one] for tree, one in zip(trees, (target[0], golden[0]), strict=True))
+        for target, golden in ((link.target, link.golden) for link in work.links)
     ):
         work.give_up()
 
@@ -141,8 +143,8 @@ def _alignment(work: Workspace) -> Alignment:
     links = sorted((link for link in work.links if link.rule != GIVEN), key=lambda link: link.target)
     return Alignment(
         relations=[_relation(work, link) for link in links],
-        target_alone=left_alone(work, golden=False),
-        golden_alone=left_alone(work, golden=True),
+        target_unmatched=unmatched_nodes(work, golden=False),
+        golden_unmatched=unmatched_nodes(work, golden=True),
         modules=(len(modules[0]), len(modules[1])),
         matched_modules=(
             sum(work.partner[node] != NONE for node in modules[0]),

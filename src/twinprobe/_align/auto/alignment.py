@@ -56,7 +56,7 @@ class Relation(Generic[Call]):
 
 
 @dataclass(slots=True)
-class Alone:
+class Unmatched:
     """A call without a partner, and why it has none."""
 
     name: str
@@ -68,8 +68,8 @@ class Alignment:
     """How two runs fit."""
 
     relations: list[Relation[str]] = field(default_factory=list)
-    target_alone: list[Alone] = field(default_factory=list)
-    golden_alone: list[Alone] = field(default_factory=list)
+    target_unmatched: list[Unmatched] = field(default_factory=list)
+    golden_unmatched: list[Unmatched] = field(default_factory=list)
     modules: tuple[int, int] = (0, 0)
     matched_modules: tuple[int, int] = (0, 0)
     best_score: float = 0.0
@@ -93,8 +93,8 @@ def mirrored(alignment: Alignment) -> Alignment:
             replace(one, target=one.golden, golden=one.target, inside=inside.get(one.inside, ""))
             for one in alignment.relations
         ],
-        target_alone=alignment.golden_alone,
-        golden_alone=alignment.target_alone,
+        target_unmatched=alignment.golden_unmatched,
+        golden_unmatched=alignment.target_unmatched,
         modules=alignment.modules[::-1],
         matched_modules=alignment.matched_modules[::-1],
         best_score=alignment.best_score,
@@ -270,8 +270,8 @@ def to_document(alignment: Alignment) -> dict[str, Any]:
         "notes": alignment.notes,
         "relations": [_plain(relation) for relation in alignment.relations],
         "unmatched": {
-            "target": [{"name": alone.name, "why": alone.why} for alone in alignment.target_alone],
-            "golden": [{"name": alone.name, "why": alone.why} for alone in alignment.golden_alone],
+            "target": [{"name": alone.name, "why": alone.why} for alone in alignment.target_unmatched],
+            "golden": [{"name": alone.name, "why": alone.why} for alone in alignment.golden_unmatched],
         },
     }
 

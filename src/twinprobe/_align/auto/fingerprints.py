@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinprobe._align.calls import Shape, Side, dims
+from twinprobe._align.calls import RunCalls, Shape, dims
 from twinprobe._align.links import NONE
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 
@@ -22,7 +22,7 @@ _BUCKETS = 25  # of a norm, for each factor of e: wider than what rounding moves
 class Fingerprints:
     """The rows of a run by call and role, and their statistics as numbers (NaN where unknown)."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunCalls) -> None:
         self.side = side
         table = side.run.table
         self.stats: NDArray[np.float64] = np.stack([table[stat].to_numpy() for stat in STATS], axis=1)

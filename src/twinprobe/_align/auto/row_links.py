@@ -15,7 +15,7 @@ from twinprobe._align.auto.fingerprints import Fingerprints, row_values_agree, s
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
 from twinprobe._align.auto.rule_calls import WHOLE
 from twinprobe._align.auto.rule_layers import STACK_RULE, stacked_rows
-from twinprobe._align.calls import Head, Side, dims
+from twinprobe._align.calls import Callee, RunCalls, dims
 from twinprobe._align.flow import OTHER_WAY, PART, Flow, backward_rows, group_rows, other_ways, same_but_rounding
 from twinprobe._align.links import MEANING, MERGED, NONE, CallGroup, CallLinks, Groups, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
@@ -65,8 +65,8 @@ def apply_rows(call_links: CallLinks, pairs: Pairs, links: RowLinks) -> Pairs:
         if one is None or two is None or fits_shape(one, two):
             return True
         # Layers that differ in one size (a padded vocabulary, a sequence cut short) are a finding, others no pair.
-        heads = call_links.target.head_of[ops[row]], call_links.golden.head_of[others[other]]
-        is_module = heads[0].is_module and heads[1].is_module and not links.only_fitting
+        callees = call_links.target.callee_of[ops[row]], call_links.golden.callee_of[others[other]]
+        is_module = callees[0].is_module and callees[1].is_module and not links.only_fitting
         return is_module and len(one) == len(two) and sum(a != b for a, b in zip(one, two, strict=True)) == 1
 
     for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
@@ -113,7 +113,7 @@ def link_left_inputs(
     """Inputs that linked module calls take under other names or in another order: by values, else by shapes."""
     matched = set(pairs.target[pairs.golden != NONE].tolist()), set(pairs.golden[pairs.target != NONE].tolist())
     for op, other in enumerate(call_links.partner):
-        if other == NONE or call_links.target.direction[op] != FORWARD or not call_links.target.head_of[op].is_module:
+        if other == NONE or call_links.target.direction[op] != FORWARD or not call_links.target.callee_of[op].is_module:
             continue
         target = [row for row in fingerprints[0].rows(op, INPUT) if row not in matched[0]]
         golden = [row for row in fingerprints[1].rows(other, INPUT) if row not in matched[1]]
@@ -232,7 +232,7 @@ def link_stack(
     gradients: list[dict[tuple[str, str], int]] = [{}, {}]
     for side, print_, ops, known in zip(sides, (held, parted), (whole, several), gradients, strict=True):
         for op in ops:
-            for call in side.head_of[op].calls.get(GRADIENTS, {}).values():
+            for call in side.callee_of[op].calls.get(GRADIENTS, {}).values():
                 known.update({_parameter(side, op, row): row for row in print_.rows(call, GRADIENT)})
     layer_of = {row: op for op in several for row in parted.parameters(op)}
     for row, parts in stacked_rows(held, held.parameters(whole[0]), parted, list(layer_of)).items():
@@ -243,8 +243,8 @@ def link_stack(
             links.groups.append((others, (gradient,), rule) if turned else ((gradient,), others, rule))
 
 
-def _parameter(side: Side, op: int, row: int) -> tuple[str, str]:
-    return side.head_of[op].name, side.names[row].rpartition(".")[2]
+def _parameter(side: RunCalls, op: int, row: int) -> tuple[str, str]:
+    return side.callee_of[op].name, side.names[row].rpartition(".")[2]
 
 
 def _add_up(fingerprints: tuple[Fingerprints, Fingerprints], parts: list[int], others: list[int]) -> bool:
@@ -255,11 +255,13 @@ def _add_up(fingerprints: tuple[Fingerprints, Fingerprints], parts: list[int], o
     return not (sizes[0] != sizes[1] and np.isfinite(sizes).all()) and len(ranks) < 2
 
 
-def _by_name(side: Side, fingerprints: Fingerprints, ops: list[int], direction: str, role: int) -> dict[str, list[int]]:
+def _by_name(
+    side: RunCalls, fingerprints: Fingerprints, ops: list[int], direction: str, role: int
+) -> dict[str, list[int]]:
     """The rows of several calls in one role, by what they are called inside their call."""
     found: dict[str, list[int]] = {}
     for op in ops:
-        calls = side.head_of[op].calls.get(direction, {})
+        calls = side.callee_of[op].calls.get(direction, {})
         call = op if direction == FORWARD else calls.get(side.call[op], next(iter(calls.values()), NONE))
         if call == NONE:
             continue
@@ -267,7 +269,7 @@ def _by_name(side: Side, fingerprints: Fingerprints, ops: list[int], direction: 
         if role == OUTPUT or direction == BACKWARD:
             rows = rows[:1]
         elif role == INPUT:
-            rows = rows if not side.head_of[op].is_module else []
+            rows = rows if not side.callee_of[op].is_module else []
         for row in rows:
             name = side.names[row].rpartition(".")[2] if role != OUTPUT and direction != BACKWARD else ""
             found.setdefault(name, []).append(row)
@@ -301,7 +303,7 @@ def link_operands(call_links: CallLinks, links: RowLinks, fingerprints: tuple[Fi
             or not call_links.rule[op].startswith(f"{RULE}:")
         ):
             continue
-        if call_links.target.head_of[op].is_module or call_links.golden.head_of[other].is_module:
+        if call_links.target.callee_of[op].is_module or call_links.golden.callee_of[other].is_module:
             continue
         target, golden = fingerprints[0].rows(op, INPUT), fingerprints[1].rows(other, INPUT)
         if len(target) == len(golden) and 2 <= len(target) <= _MOST:
@@ -357,7 +359,7 @@ def link_alignment(call_links: CallLinks, alignment: Alignment, *, where: object
     numbers = call_links.target.number_of, call_links.golden.number_of
     fingerprints = Fingerprints(call_links.target), Fingerprints(call_links.golden)
     many: list[_Many] = []
-    heads: dict[tuple[str, str], tuple[Head, Head, str]] = {}
+    callees: dict[tuple[str, str], tuple[Callee, Callee, str]] = {}
     for relation in alignment.relations:
         target = [numbers[0][name] for name in relation.target if name in numbers[0]]
         golden = [numbers[1][name] for name in relation.golden if name in numbers[1]]
@@ -370,18 +372,18 @@ def link_alignment(call_links: CallLinks, alignment: Alignment, *, where: object
         ):
             many.append((relation, target, golden))
         elif call_links.link(target[0], golden[0], f"{RULE}: {relation.rule}"):
-            one, other = call_links.target.head_of[target[0]], call_links.golden.head_of[golden[0]]
-            heads.setdefault((one.name, other.name), (one, other, f"{RULE}: {relation.rule}"))
+            one, other = call_links.target.callee_of[target[0]], call_links.golden.callee_of[golden[0]]
+            callees.setdefault((one.name, other.name), (one, other, f"{RULE}: {relation.rule}"))
             if relation.kind == RESIDUAL:
                 many.append((relation, target, golden))
     call_links.follow_forward()
-    _link_gradients(call_links, heads.values())
+    _link_gradients(call_links, callees.values())
     return _row_links(call_links, many, fingerprints)
 
 
 def _other_way(call_links: CallLinks, fingerprints: tuple[Fingerprints, Fingerprints], op: int, other: int) -> bool:
     """Whether two API calls give the same, but take something else: they are compared by what holds the same."""
-    if call_links.target.head_of[op].is_module or call_links.golden.head_of[other].is_module:
+    if call_links.target.callee_of[op].is_module or call_links.golden.callee_of[other].is_module:
         return False
     outputs = int(fingerprints[0].first_output[op]), int(fingerprints[1].first_output[other])
     if NONE in outputs:
@@ -418,16 +420,16 @@ def aligned_pairs(call_links: CallLinks, links: RowLinks) -> Pairs:
     return part_rows(pairs, places, OTHER_WAY)
 
 
-def _link_gradients(call_links: CallLinks, heads: Iterable[tuple[Head, Head, str]]) -> None:
+def _link_gradients(call_links: CallLinks, callees: Iterable[tuple[Callee, Callee, str]]) -> None:
     """The gradients of a module's parameters, and backward calls whose number differs from their forward call's."""
-    pairs = list(heads)
-    met = Counter(id(head) for pair in pairs for head in pair[:2])
-    for head, other, rule in pairs:
+    pairs = list(callees)
+    met = Counter(id(callee) for pair in pairs for callee in pair[:2])
+    for callee, other, rule in pairs:
         # A module whose calls belong to two others has no one partner for its gradients.
-        if not (head.is_module and other.is_module) or met[id(head)] > 1 or met[id(other)] > 1:
+        if not (callee.is_module and other.is_module) or met[id(callee)] > 1 or met[id(other)] > 1:
             continue
         for direction in (GRADIENTS, BACKWARD):
-            target, golden = head.calls.get(direction, {}), other.calls.get(direction, {})
+            target, golden = callee.calls.get(direction, {}), other.calls.get(direction, {})
             free = [op for op in target.values() if call_links.partner[op] == NONE]
             others = [op for op in golden.values() if call_links.back[op] == NONE]
             if len(free) == len(others):
@@ -454,7 +456,7 @@ def _row_links(call_links: CallLinks, many: list[_Many], fingerprints: tuple[Fin
         for op, other in enumerate(call_links.partner):
             if (
                 other != NONE
-                and not call_links.target.head_of[op].is_module
+                and not call_links.target.callee_of[op].is_module
                 and call_links.target.direction[op] == FORWARD
             ):
                 link_by_shape(call_links, links, fingerprints, op, other)
@@ -480,7 +482,10 @@ def link_automatically(call_links: CallLinks, *, by_results: bool = True) -> Row
             )
         return None
     mapped = [
-        sum(link != NONE and side.head_of[op].is_module and side.direction[op] == FORWARD for op, link in enumerate(to))
+        sum(
+            link != NONE and side.callee_of[op].is_module and side.direction[op] == FORWARD
+            for op, link in enumerate(to)
+        )
         for side, to in ((call_links.target, call_links.partner), (call_links.golden, call_links.back))
     ]
     if found[0] > mapped[0]:
@@ -497,10 +502,10 @@ def link_automatically(call_links: CallLinks, *, by_results: bool = True) -> Row
 
 def link_equal_modules(call_links: CallLinks) -> None:
     """Modules of equal name that no rule has linked; API calls of equal name and number mean nothing elsewhere."""
-    for head in call_links.target.modules:
-        other = call_links.golden.heads.get(head.name)
+    for callee in call_links.target.modules:
+        other = call_links.golden.callees.get(callee.name)
         if other is not None:
-            call_links.link_heads(head, other, NAME, by_order=False)
+            call_links.link_callees(callee, other, NAME, by_order=False)
 
 
 def _check_names(call_links: CallLinks, alignment: Alignment, where: object) -> None:

@@ -468,7 +468,7 @@ def stacked_rows(
     names: dict[str, list[int]] = defaultdict(list)
     order: dict[int, tuple[tuple[int, ...], int]] = {}  # by number, whichever ran first
     for row in rows:
-        path = parts.side.head_of[bisect_right(parts.side.starts, row) - 1].body
+        path = parts.side.callee_of[bisect_right(parts.side.starts, row) - 1].body
         order[row] = numbers_of(path), row
         names[f"{path.rpartition('.')[2]} {parts.side.names[row].rpartition('.')[2]}"].append(row)
     found: dict[int, tuple[int, ...]] = {}

@@ -22,7 +22,7 @@ from twinprobe._align.auto.words import (
     meaning,
     surroundings,
 )
-from twinprobe._align.calls import Shape, Side, split
+from twinprobe._align.calls import RunCalls, Shape, split
 from twinprobe._align.links import NONE
 from twinprobe._align.mapping.api_names import family, torch_name
 from twinprobe._align.mapping.layer_tree import MAX_DEPTH
@@ -38,7 +38,7 @@ Number = TypeVar("Number", int, float)
 class CallTree:
     """Nodes in columns. Node 0 is the run itself; children stand in the order of execution."""
 
-    side: Side
+    side: RunCalls
     name: list[str] = field(default_factory=lambda: [""])
     op: list[int] = field(default_factory=lambda: [NONE])
     parent: list[int] = field(default_factory=lambda: [NONE])
@@ -93,7 +93,7 @@ class CallTree:
         return [node for node in range(1, len(self)) if self.is_module[node]]
 
 
-def call_tree(side: Side, *, nested: bool | None = None) -> CallTree:
+def call_tree(side: RunCalls, *, nested: bool | None = None) -> CallTree:
     """Build the tree of a run's forward calls from construct.json, or from the module paths where there is none.
 
     ``nested`` is given as False where the other run has no construct.json, so that both are taken alike.
@@ -113,13 +113,13 @@ def call_tree(side: Side, *, nested: bool | None = None) -> CallTree:
 
 def _add(tree: CallTree, name: str, op: int) -> int:
     if op != NONE:
-        head = tree.side.head_of[op]
-        is_module, path, cls = head.is_module, head.body, head.cls
+        callee = tree.side.callee_of[op]
+        is_module, path, cls = callee.is_module, callee.body, callee.cls
     else:
-        head_name = split(name)[0]
-        prefix, _, whole = head_name.partition(".")
+        callee_name = split(name)[0]
+        prefix, _, whole = callee_name.partition(".")
         is_module = True
-        path, _, cls = whole.rpartition(".") if prefix in CONTAINERS else (head_name, "", "")
+        path, _, cls = whole.rpartition(".") if prefix in CONTAINERS else (callee_name, "", "")
     tree.name.append(name)
     tree.op.append(op)
     tree.parent.append(ROOT)
@@ -127,7 +127,7 @@ def _add(tree: CallTree, name: str, op: int) -> int:
     tree.is_module.append(is_module)
     tree.path.append(path)
     tree.cls.append(cls)
-    tree.family.append("" if is_module else family(torch_name(head, is_mindspore=tree.side.is_mindspore)))
+    tree.family.append("" if is_module else family(torch_name(callee, is_mindspore=tree.side.is_mindspore)))
     tree.children.append([])
     return len(tree.name) - 1
 
@@ -178,18 +178,18 @@ def _settle(tree: CallTree) -> None:
             tree.place[node] = place
 
 
-def _parents_by_path(side: Side) -> dict[str, str | None]:
+def _parents_by_path(side: RunCalls) -> dict[str, str | None]:
     """Module calls nested by their paths: the call of the nearest enclosing path that ends next."""
-    by_path = {head.body: head for head in side.modules if FORWARD in head.calls}
+    by_path = {callee.body: callee for callee in side.modules if FORWARD in callee.calls}
     found: dict[str, str | None] = {}
-    for head in by_path.values():
-        path = head.body.rpartition(".")[0]
+    for callee in by_path.values():
+        path = callee.body.rpartition(".")[0]
         while path and path not in by_path:
             path = path.rpartition(".")[0]
         if not path:
             continue
         later = sorted(by_path[path].calls[FORWARD].values())
-        for op in head.calls[FORWARD].values():
+        for op in callee.calls[FORWARD].values():
             around = next((call for call in later if call > op), None)
             found[side.ops[op]] = side.ops[around] if around is not None else None
     return found

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from twinprobe._align.calls import Head, Side
+from twinprobe._align.calls import Callee, RunCalls
 from twinprobe._align.links import CallLinks
 from twinprobe._align.mapping.api_names import IndexMap, family, torch_name
 from twinprobe._align.mapping.yaml_files import (
@@ -19,8 +19,8 @@ from twinprobe._align.mapping.yaml_files import (
     Remarks,
     Sequence,
     Text,
-    at,
     flat_lines,
+    location,
     read_yaml,
     text_of,
 )
@@ -92,7 +92,7 @@ def read_api_file(path: Path) -> ApiFile:
 
 def _entry(path: Path, node: Node, early: list[tuple[int, str]]) -> ApiEntry:
     if not isinstance(node, Mapping):
-        raise BadInput(f"is {KINDS[type(node)]}, an API was expected", where=at(path, node.line), hint=_HINT)
+        raise BadInput(f"is {KINDS[type(node)]}, an API was expected", where=location(path, node.line), hint=_HINT)
     names: dict[str, str] = {}
     lists: dict[str, dict[str, Listed]] = {}
     for key, (line, value) in node.items.items():
@@ -105,7 +105,7 @@ def _entry(path: Path, node: Node, early: list[tuple[int, str]]) -> ApiEntry:
             early.append((line, f"the key {key!r} is not known{_KNOWN.hint(key)}"))
     for side in ("ms", "pt"):
         if side not in names:
-            raise BadInput(f"an entry has no {side}_api", where=at(path, node.line), hint=_HINT)
+            raise BadInput(f"an entry has no {side}_api", where=location(path, node.line), hint=_HINT)
     entry = ApiEntry(node.line, names["ms"], names["pt"])
     for section, sides in lists.items():
         left, right = sides.get("ms"), sides.get("pt")
@@ -129,7 +129,7 @@ def _items(path: Path, key: str, node: Node) -> list[str]:
         return [text_of(path, item, f"an item of {key}") for item in node.items]
     if isinstance(node, Text):
         return [] if node.is_null else node.value.replace(",", " ").split()
-    raise BadInput(f"{key} is {KINDS[type(node)]}, a list was expected", where=at(path, node.line))
+    raise BadInput(f"{key} is {KINDS[type(node)]}, a list was expected", where=location(path, node.line))
 
 
 def user_apis(call_links: CallLinks, file: ApiFile) -> UserApis:
@@ -140,14 +140,14 @@ def user_apis(call_links: CallLinks, file: ApiFile) -> UserApis:
     left, right, mirrored = _sides(call_links, file)
     users = UserApis()
     mine = users.golden if mirrored else users.target
-    names = Names(left.heads), Names(right.heads)
+    names = Names(left.callees), Names(right.callees)
     for entry in file.entries:
         if entry.left in mine:
             remarks.add(entry.line, f"{entry.left} was mapped above to {mine[entry.left]}: this entry is not used")
             continue
         missing = False
         for side, known, name, run in ((left, names[0], entry.left, "MindSpore"), (right, names[1], entry.right, "")):
-            if name not in side.heads:
+            if name not in side.callees:
                 missing = True
                 where = (
                     run if call_links.across_frameworks and run else "target" if side is call_links.target else "golden"
@@ -165,12 +165,12 @@ def user_apis(call_links: CallLinks, file: ApiFile) -> UserApis:
     return users
 
 
-def _sides(call_links: CallLinks, file: ApiFile) -> tuple[Side, Side, bool]:
+def _sides(call_links: CallLinks, file: ApiFile) -> tuple[RunCalls, RunCalls, bool]:
     """Which run the left column names: the MindSpore one; between two of one kind, the one that has the names."""
     if call_links.across_frameworks:
         mirrored = call_links.golden.is_mindspore
     else:
-        target, golden = call_links.target.heads, call_links.golden.heads
+        target, golden = call_links.target.callees, call_links.golden.callees
         as_written = sum(entry.left in target and entry.right in golden for entry in file.entries)
         swapped = sum(entry.left in golden and entry.right in target for entry in file.entries)
         mirrored = swapped > as_written
@@ -181,7 +181,7 @@ def _sides(call_links: CallLinks, file: ApiFile) -> tuple[Side, Side, bool]:
     return (call_links.golden, call_links.target, True) if mirrored else (call_links.target, call_links.golden, False)
 
 
-def _index_map(entry: ApiEntry, left: Side, right: Side, mirrored: bool, remarks: Remarks) -> IndexMap | None:
+def _index_map(entry: ApiEntry, left: RunCalls, right: RunCalls, mirrored: bool, remarks: Remarks) -> IndexMap | None:
     maps: dict[str, dict[str, str]] = {}
     for section, (ms, pt) in entry.lists.items():
         known = _recorded(left, entry.left, section), _recorded(right, entry.right, section)
@@ -214,12 +214,12 @@ def _shown(indices: set[str]) -> str:
     return ", ".join(sorted(indices, key=lambda text: (len(text), text))) or "nothing"
 
 
-def _recorded(side: Side, name: str, section: str) -> set[str] | None:
+def _recorded(side: RunCalls, name: str, section: str) -> set[str] | None:
     """The indices and keywords of an API in all its calls; None where there is nothing to check against.
 
     Where only backward calls were recorded, the gradients of the arguments are what these gave.
     """
-    calls = side.heads[name].calls
+    calls = side.callees[name].calls
     found = calls.get(FORWARD) or calls.get(BACKWARD)
     if not found or section == "parameters_grad":
         return None
@@ -237,10 +237,10 @@ USER, BUILT_IN, SAME = "API mapping", "API table", "name"
 
 @dataclass
 class _Family:
-    """All spellings of one function: unit (one API in common spelling) -> its heads on either side."""
+    """All spellings of one function: unit (one API in common spelling) -> its callees on either side."""
 
-    target: dict[str, list[Head]] = field(default_factory=lambda: defaultdict(list))
-    golden: dict[str, list[Head]] = field(default_factory=lambda: defaultdict(list))
+    target: dict[str, list[Callee]] = field(default_factory=lambda: defaultdict(list))
+    golden: dict[str, list[Callee]] = field(default_factory=lambda: defaultdict(list))
 
 
 def link_apis(call_links: CallLinks, file: ApiFile | None = None) -> None:
@@ -255,24 +255,24 @@ class _Linker:
 
     def link(self) -> None:
         families: dict[str, _Family] = defaultdict(_Family)
-        for head in self._call_links.target.apis:
-            unit = self._users.target.get(head.name) or self._common_name(self._call_links.target, head)
-            families[family(unit)].target[unit].append(head)
-        for head in self._call_links.golden.apis:
-            unit = self._users.golden.get(head.name) or self._common_name(self._call_links.golden, head)
-            families[family(unit)].golden[unit].append(head)
+        for callee in self._call_links.target.apis:
+            unit = self._users.target.get(callee.name) or self._common_name(self._call_links.target, callee)
+            families[family(unit)].target[unit].append(callee)
+        for callee in self._call_links.golden.apis:
+            unit = self._users.golden.get(callee.name) or self._common_name(self._call_links.golden, callee)
+            families[family(unit)].golden[unit].append(callee)
         both = [members for members in families.values() if members.target and members.golden]
         for direction in (FORWARD, BACKWARD):
             for members in both:
                 self._link_family(members, direction)
             self._call_links.follow_forward()
 
-    def _common_name(self, side: Side, head: Head) -> str:
+    def _common_name(self, side: RunCalls, callee: Callee) -> str:
         # Within one framework every API stays itself: only the user's file says otherwise.
         return (
-            torch_name(head, is_mindspore=True)
+            torch_name(callee, is_mindspore=True)
             if side.is_mindspore and self._call_links.across_frameworks
-            else head.name
+            else callee.name
         )
 
     def _link_family(self, members: _Family, direction: str) -> None:
@@ -286,21 +286,25 @@ class _Linker:
         for unit in target.keys() & golden.keys():
             self._link_group(target[unit], golden[unit], direction)
 
-    def _counts(self, units: dict[str, list[Head]], direction: str, *, golden: bool) -> dict[str, int]:
-        counts = {unit: len(self._call_links.free(heads, direction, golden=golden)) for unit, heads in units.items()}
+    def _counts(self, units: dict[str, list[Callee]], direction: str, *, golden: bool) -> dict[str, int]:
+        counts = {
+            unit: len(self._call_links.free(callees, direction, golden=golden)) for unit, callees in units.items()
+        }
         return {unit: count for unit, count in counts.items() if count}
 
     @staticmethod
-    def _without_inner_primitives(units: dict[str, list[Head]]) -> dict[str, list[Head]]:
+    def _without_inner_primitives(units: dict[str, list[Callee]]) -> dict[str, list[Callee]]:
         """Primitives are mostly parts of a Cell (MatMul of Dense), so they count only where nothing else does."""
-        plain = {unit: [head for head in heads if head.prefix != "Primitive"] for unit, heads in units.items()}
-        plain = {unit: heads for unit, heads in plain.items() if heads}
+        plain = {
+            unit: [callee for callee in callees if callee.prefix != "Primitive"] for unit, callees in units.items()
+        }
+        plain = {unit: callees for unit, callees in plain.items() if callees}
         return plain or units
 
-    def _link_group(self, target: list[Head], golden: list[Head], direction: str) -> None:
+    def _link_group(self, target: list[Callee], golden: list[Callee], direction: str) -> None:
         call_links = self._call_links
         target_ops, golden_ops = call_links.free(target, direction), call_links.free(golden, direction, golden=True)
-        primitives = any(head.prefix == "Primitive" for head in target + golden)
+        primitives = any(callee.prefix == "Primitive" for callee in target + golden)
         if primitives and call_links.across_frameworks and len(target_ops) != len(golden_ops):
             return
         if len(target) == 1 and len(golden) == 1:
@@ -318,7 +322,9 @@ class _Linker:
         for op, other in pairs:
             if call_links.same_place(op, other):
                 call_links.link(
-                    op, other, self._reason(call_links.target.head_of[op].name, call_links.golden.head_of[other].name)
+                    op,
+                    other,
+                    self._reason(call_links.target.callee_of[op].name, call_links.golden.callee_of[other].name),
                 )
 
     def _reason(self, target: str, golden: str) -> str:

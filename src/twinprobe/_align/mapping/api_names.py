@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import NamedTuple, Protocol
 
-from twinprobe._align.calls import MINDSPORE, Head
+from twinprobe._align.calls import MINDSPORE, Callee
 from twinprobe._runs.names import BACKWARD
 
 _PADDLE = "paddle"
@@ -64,16 +64,16 @@ class _Tables(NamedTuple):
     paddle: dict[str, Signature]
 
 
-def torch_name(head: Head, *, is_mindspore: bool) -> str:
+def torch_name(callee: Callee, *, is_mindspore: bool) -> str:
     """The PyTorch API a call means; a name that no rule knows stays as it is."""
     if not is_mindspore:
-        return head.name
-    prefix = MINT_PREFIXES.get(head.prefix)
+        return callee.name
+    prefix = MINT_PREFIXES.get(callee.prefix)
     if prefix:
-        return f"{prefix}.{head.body}"
-    if head.prefix == "Primitive":
-        return _tables().renamed.get(f"Primitive.{head.cls}", head.name)
-    return _tables().renamed.get(head.name, head.name)
+        return f"{prefix}.{callee.body}"
+    if callee.prefix == "Primitive":
+        return _tables().renamed.get(f"Primitive.{callee.cls}", callee.name)
+    return _tables().renamed.get(callee.name, callee.name)
 
 
 def family(name: str) -> str:
@@ -226,7 +226,7 @@ class SignatureMap:
         return self._golden.spell(suffix) if direction != BACKWARD else suffix
 
 
-def signature_map(target: Head, golden: Head, frameworks: tuple[str, str]) -> SignatureMap | None:
+def signature_map(target: Callee, golden: Callee, frameworks: tuple[str, str]) -> SignatureMap | None:
     """How the arguments of two APIs correspond by their signatures; None where one is not known."""
     return _signature_map(
         (target.prefix, target.body, target.cls), (golden.prefix, golden.body, golden.cls), *frameworks

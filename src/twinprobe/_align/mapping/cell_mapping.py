@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from twinprobe._align.calls import Head, Side
+from twinprobe._align.calls import Callee, RunCalls
 from twinprobe._align.links import NONE, CallLinks
 from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
 
@@ -98,32 +98,32 @@ def link_cells(call_links: CallLinks, file: FlatFile | None = None) -> None:
     """Link cells with modules: by the file first, then by equal path and class, then by equal path."""
     if file is not None:
         _link_by_file(call_links, file)
-    golden = {head.whole: head for head in call_links.golden.modules if _is_free(call_links.back, head)}
-    for head in call_links.target.modules:
-        other = golden.get(head.whole)
-        if other is not None and _is_free(call_links.partner, head):
-            call_links.link_heads(head, other, SAME if head.name == other.name else CELL)
+    golden = {callee.whole: callee for callee in call_links.golden.modules if _is_free(call_links.back, callee)}
+    for callee in call_links.target.modules:
+        other = golden.get(callee.whole)
+        if other is not None and _is_free(call_links.partner, callee):
+            call_links.link_callees(callee, other, SAME if callee.name == other.name else CELL)
     _link_by_path(call_links)
     call_links.follow_forward()
 
 
-def _is_free(links: list[int], head: Head) -> bool:
-    return all(links[op] == NONE for calls in head.calls.values() for op in calls.values())
+def _is_free(links: list[int], callee: Callee) -> bool:
+    return all(links[op] == NONE for calls in callee.calls.values() for op in calls.values())
 
 
 def _link_by_path(call_links: CallLinks) -> None:
-    target = _by_path([head for head in call_links.target.modules if _is_free(call_links.partner, head)])
-    golden = _by_path([head for head in call_links.golden.modules if _is_free(call_links.back, head)])
-    for path, heads in target.items():
+    target = _by_path([callee for callee in call_links.target.modules if _is_free(call_links.partner, callee)])
+    golden = _by_path([callee for callee in call_links.golden.modules if _is_free(call_links.back, callee)])
+    for path, callees in target.items():
         others = golden.get(path, [])
-        if path and len(heads) == len(others) == 1:
-            call_links.link_heads(heads[0], others[0], PATH)
+        if path and len(callees) == len(others) == 1:
+            call_links.link_callees(callees[0], others[0], PATH)
 
 
-def _by_path(heads: list[Head]) -> dict[str, list[Head]]:
-    paths: dict[str, list[Head]] = {}
-    for head in heads:
-        paths.setdefault(head.body, []).append(head)
+def _by_path(callees: list[Callee]) -> dict[str, list[Callee]]:
+    paths: dict[str, list[Callee]] = {}
+    for callee in callees:
+        paths.setdefault(callee.body, []).append(callee)
     return paths
 
 
@@ -133,12 +133,12 @@ def _link_by_file(call_links: CallLinks, file: FlatFile) -> None:
     if mirrored:
         remarks.whole_file(MIRRORED)
     left, right = (call_links.golden, call_links.target) if mirrored else (call_links.target, call_links.golden)
-    known = {head.whole: head for head in right.modules}
+    known = {callee.whole: callee for callee in right.modules}
     by_path = _by_path(right.modules)
-    names = CellNames(file.lines, [head.whole for head in left.modules], known.keys())
+    names = CellNames(file.lines, [callee.whole for callee in left.modules], known.keys())
     used: dict[str, str] = {}
-    for head in left.modules:
-        name, lines = names.rename(head.whole)
+    for callee in left.modules:
+        name, lines = names.rename(callee.whole)
         if not lines:
             continue
         others = [known[name]] if name in known else by_path.get(name.rpartition(".")[0], [])
@@ -146,15 +146,15 @@ def _link_by_file(call_links: CallLinks, file: FlatFile) -> None:
             continue
         other = others[0]
         if other.name in used:
-            remarks.add(lines[0].number, f"{head.whole} meets {other.whole}, which {used[other.name]} has met before")
+            remarks.add(lines[0].number, f"{callee.whole} meets {other.whole}, which {used[other.name]} has met before")
             continue
-        used[other.name] = head.whole
-        call_links.link_heads(*((other, head) if mirrored else (head, other)), MAPPED)
+        used[other.name] = callee.whole
+        call_links.link_callees(*((other, callee) if mirrored else (callee, other)), MAPPED)
     _remark(remarks, names, file, left, right)
     call_links.notes.extend(remarks.texts())
 
 
-def _score(left: Side, right: Side, file: FlatFile) -> int:
+def _score(left: RunCalls, right: RunCalls, file: FlatFile) -> int:
     """How many of the file's lines fit the two runs in this direction."""
     mine, theirs = _Text(left), _Text(right)
     return sum(line.left in mine and line.right in theirs for line in file.lines[:_TRIED])
@@ -163,15 +163,15 @@ def _score(left: Side, right: Side, file: FlatFile) -> int:
 class _Text:
     """All names of a run's modules, asked whether a string occurs in any of them."""
 
-    def __init__(self, side: Side) -> None:
-        self._names = {head.whole for head in side.modules}
+    def __init__(self, side: RunCalls) -> None:
+        self._names = {callee.whole for callee in side.modules}
         self._joined = "\n".join(self._names)
 
     def __contains__(self, text: str) -> bool:
         return text in self._names or text in self._joined
 
 
-def _remark(remarks: Remarks, names: CellNames, file: FlatFile, left: Side, right: Side) -> None:
+def _remark(remarks: Remarks, names: CellNames, file: FlatFile, left: RunCalls, right: RunCalls) -> None:
     """Say which lines did nothing, which lead nowhere, and which hit inside a word."""
     theirs = _Text(right)
     mine, known = Names(_words(left)), Names(_words(right))
@@ -187,7 +187,7 @@ def _remark(remarks: Remarks, names: CellNames, file: FlatFile, left: Side, righ
             remarks.add(line.number, text, "strings inside a word")
 
 
-def _words(side: Side) -> list[str]:
+def _words(side: RunCalls) -> list[str]:
     """Whole names and their single segments: what a line of the file may name."""
-    names = [head.whole for head in side.modules]
+    names = [callee.whole for callee in side.modules]
     return names + list(dict.fromkeys(part for name in names for part in name.split(".") if not part.isdecimal()))

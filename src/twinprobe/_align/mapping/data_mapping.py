@@ -7,7 +7,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._align.links import NONE, CallLinks, Pairs
 from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
 from twinprobe._align.rows import DATA_RULE
@@ -87,7 +87,7 @@ def _nothing(remarks: Remarks, line: Line, name: str, lookup: _Lookup, kind: str
 class _Lookup:
     """The rows of a run by every name that people write for them."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunCalls) -> None:
         self.side = side
         self.ops = side.number_of
         names = side.run.table["name"].to_list()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from twinprobe._align.calls import Head, Side, renumbered
+from twinprobe._align.calls import Callee, RunCalls, renumbered
 from twinprobe._align.links import NONE, CallLinks
 from twinprobe._align.mapping.api_names import family, family_written, torch_name
 from twinprobe._align.mapping.layer_tree import (
@@ -41,13 +41,13 @@ _WITHOUT_STACK = frozenset({"Primitive", "Jit"})
 class StackScopes:
     """The framework function around each API call; empty text where user code called it directly."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunCalls) -> None:
         self._side = side
         self._functions: dict[int, str] = {}
 
     def of(self, op: int) -> str:
         """The outermost function of the framework inside the module that made this call."""
-        if self._side.head_of[op].prefix in _WITHOUT_STACK:
+        if self._side.callee_of[op].prefix in _WITHOUT_STACK:
             return ""
         stacks = self._side.run.stacks
         at = stacks.of_op.get(self._side.ops[op])
@@ -122,20 +122,20 @@ class _Linker:
             self._offsets = mine, theirs
             for note in notes:
                 remarks.whole_file(note)
-        known: dict[str, list[Head]] = defaultdict(list)
-        for head in self._right.side.modules:
-            known[renumbered(head.body, self._offsets[1])].append(head)
+        known: dict[str, list[Callee]] = defaultdict(list)
+        for callee in self._right.side.modules:
+            known[renumbered(callee.body, self._offsets[1])].append(callee)
         used: dict[str, str] = {}
-        for head in self._left.side.modules:
-            path = self.translator.path(head.body)
+        for callee in self._left.side.modules:
+            path = self.translator.path(callee.body)
             others = known.get(renumbered(path, self._offsets[0]))
             if not others:
                 continue
-            other = next((other for other in others if other.cls == head.cls), others[0])
-            if used.setdefault(other.name, head.body) != head.body:
-                remarks.whole_file(f"{head.body} meets {other.body}, which {used[other.name]} has met before")
+            other = next((other for other in others if other.cls == callee.cls), others[0])
+            if used.setdefault(other.name, callee.body) != callee.body:
+                remarks.whole_file(f"{callee.body} meets {other.body}, which {used[other.name]} has met before")
                 continue
-            self._call_links.link_heads(*((other, head) if self._mirrored else (head, other)), RULE)
+            self._call_links.link_callees(*((other, callee) if self._mirrored else (callee, other)), RULE)
 
     def link_apis(self, direction: str) -> None:
         """Queue the free API calls of either run by their place; the n-th meets the n-th."""
@@ -172,24 +172,24 @@ class _Linker:
 
     @staticmethod
     def _spellings(tree: ModuleTree, ops: list[int]) -> list[str]:
-        return [torch_name(tree.side.head_of[op], is_mindspore=tree.side.is_mindspore) for op in ops]
+        return [torch_name(tree.side.callee_of[op], is_mindspore=tree.side.is_mindspore) for op in ops]
 
     def _link_calls(self, left: list[int], right: list[int]) -> None:
         target, golden = (right, left) if self._mirrored else (left, right)
         for op, other in self._call_links.in_order(target, golden):
             self._call_links.link(op, other, RULE)
 
-    def _left_words(self, layer: str, names: list[str], head: Head) -> tuple[str, str]:
+    def _left_words(self, layer: str, names: list[str], callee: Callee) -> tuple[str, str]:
         """The function and the API's family in the right run's words."""
         found = self.translator.inside(layer, names)
         if found[-1] != names[-1]:
             name = family_written(found[-1], is_mindspore=self._right.side.is_mindspore)
         else:
-            name = family(torch_name(head, is_mindspore=self._left.side.is_mindspore))
+            name = family(torch_name(callee, is_mindspore=self._left.side.is_mindspore))
         return ".".join(found[:-1]), name
 
-    def _right_words(self, _layer: str, names: list[str], head: Head) -> tuple[str, str]:
-        return ".".join(names[:-1]), family(torch_name(head, is_mindspore=self._right.side.is_mindspore))
+    def _right_words(self, _layer: str, names: list[str], callee: Callee) -> tuple[str, str]:
+        return ".".join(names[:-1]), family(torch_name(callee, is_mindspore=self._right.side.is_mindspore))
 
     def _left_path(self, path: str) -> tuple[str, str]:
         """A path in the right run's words, and the layer whose rules hold inside it."""
@@ -211,12 +211,12 @@ class _Places:
     _is_golden: bool
     _stacks: StackScopes | None
     _path_words: Callable[[str], tuple[str, str]]
-    _name_words: Callable[[str, list[str], Head], tuple[str, str]]
+    _name_words: Callable[[str, list[str], Callee], tuple[str, str]]
 
     def places(self, direction: str) -> Iterator[tuple[int, _Place]]:
         """Op and place of all free API calls, in order of appearance."""
         side, stacks = self._tree.side, self._stacks
-        parents, ops, heads = side.run.parents, side.ops, side.head_of
+        parents, ops, callees = side.run.parents, side.ops, side.callee_of
         around: dict[str | None, tuple[int | str, str]] = {}
         words: dict[tuple[str, str, str], tuple[str, str]] = {}
         for op in self._call_links.free(side.apis, direction, golden=self._is_golden):
@@ -225,12 +225,12 @@ class _Places:
             if place is None:
                 place = around[parent] = self._around(parent)
             function = stacks.of(op) if stacks else ""
-            head = heads[op]
-            key = (place[1], function, head.name)
+            callee = callees[op]
+            key = (place[1], function, callee.name)
             name = words.get(key)
             if name is None:
-                names = [function, head.body] if function else [head.body]
-                name = words[key] = self._name_words(place[1], names, head)
+                names = [function, callee.body] if function else [callee.body]
+                name = words[key] = self._name_words(place[1], names, callee)
             yield op, (place[0], *name)
 
     def _around(self, parent: str | None) -> tuple[int | str, str]:
@@ -266,7 +266,7 @@ def _remark(remarks: Remarks, file: LayerFile, translator: Translator, left: Mod
 
 def _remark_values(remarks: Remarks, translator: Translator, right: ModuleTree) -> None:
     """Values that lead nowhere, from the top down: what lies below one that went astray is not remarked on."""
-    apis = {head.body for head in right.side.apis}
+    apis = {callee.body for callee in right.side.apis}
     nowhere = {
         places[0]: rule
         for rule, places in translator.applied.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twinprobe._align.calls import Side, split
-from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Text, at, read_yaml, text_of
+from twinprobe._align.calls import RunCalls, split
+from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Text, location, read_yaml, text_of
 from twinprobe._runs.names import is_number
 from twinprobe.errors import BadInput
 
@@ -62,7 +62,7 @@ def read_layer_file(path: Path) -> LayerFile:
             file.early.append((line, f"the class {written} names nothing"))
             continue
         if not isinstance(content, Mapping):
-            raise BadInput(f"the class {written} holds {KINDS[type(content)]}", where=at(path, line), hint=_HINT)
+            raise BadInput(f"the class {written} holds {KINDS[type(content)]}", where=location(path, line), hint=_HINT)
         if cls in file.classes:
             file.early.append((line, f"{_OLD_TOP} and {TOP} are one: what is named twice is taken from the first"))
         rules = file.classes.setdefault(cls, [])
@@ -72,7 +72,7 @@ def read_layer_file(path: Path) -> LayerFile:
             right = text_of(path, value, f"the value of {left!r}")
             parts += left.count(".") + right.count(".") + 4
             if parts > _MOST_PARTS:
-                raise BadInput("no layer mapping has so many names", where=at(path, number), hint=_HINT)
+                raise BadInput("no layer mapping has so many names", where=location(path, number), hint=_HINT)
             rule = _rule(path, cls, left, right, number)
             if rule.left not in known:
                 known.add(rule.left)
@@ -86,7 +86,7 @@ def _rule(path: Path, cls: str, left: str, right: str, line: int) -> LayerRule:
     # People copy names from printed models, where the class follows in brackets.
     names = left.partition("(")[0].strip(), right.partition("(")[0].strip()
     if not all(names) or any("" in name.split(".") for name in names):
-        raise BadInput(f"'{left}: {right}' does not name a layer on both sides", where=at(path, line), hint=_HINT)
+        raise BadInput(f"'{left}: {right}' does not name a layer on both sides", where=location(path, line), hint=_HINT)
     return LayerRule(cls, tuple(names[0].split(".")), tuple(names[1].split(".")), line)
 
 
@@ -98,12 +98,12 @@ _STAGE_CLASS, _STAGE = "ParallelTransformer", "layers"
 class ModuleTree:
     """The module paths of a run, the class at each, and every prefix that exists."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunCalls) -> None:
         self.side = side
         self.classes: dict[str, str] = {}
         self._paths: dict[str, str] = {}
-        for head in side.modules:
-            self.classes.setdefault(head.body, head.cls)
+        for callee in side.modules:
+            self.classes.setdefault(callee.body, callee.cls)
         self._parent_paths = {self.path_of(parent) for parent in set(side.run.parents.values()) if parent}
         self.prefixes: set[str] = {""}
         for leaf in [*self.classes, *self._parent_paths]:
@@ -119,7 +119,7 @@ class ModuleTree:
         if path is None:
             number = self.side.number_of.get(op_name)
             if number is not None:
-                path = self.side.head_of[number].body
+                path = self.side.callee_of[number].body
             else:
                 name = split(op_name)[0]
                 path = ".".join(name.split(".")[1:-1]) or name

@@ -13,7 +13,7 @@ from twinprobe._align.auto.row_links import (
     link_automatically,
     link_equal_modules,
 )
-from twinprobe._align.calls import Side, split
+from twinprobe._align.calls import RunCalls, split
 from twinprobe._align.links import CallLinks, Pairs, link_equal_names, names_meet, needs_help
 from twinprobe._align.mapping.api_mapping import ApiFile, link_apis, read_api_file
 from twinprobe._align.mapping.api_names import torch_name
@@ -53,11 +53,11 @@ def link_fuzzy(call_links: CallLinks) -> None:
 class _Around:
     """The module around each call of a run, by the module's name without call number."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: RunCalls) -> None:
         self.side = side
         parents = side.run.parents
-        heads = {parent: split(parent)[0] if parent else "" for parent in dict.fromkeys(parents.values())}
-        self.of = [heads.get(parents.get(name), "") for name in side.ops] if parents else []
+        callees = {parent: split(parent)[0] if parent else "" for parent in dict.fromkeys(parents.values())}
+        self.of = [callees.get(parents.get(name), "") for name in side.ops] if parents else []
         self.modules = set(self.of)
 
 
@@ -65,13 +65,13 @@ def _queues(call_links: CallLinks, around: _Around, shared: set[str], direction:
     side = around.side
     names: dict[str, str] = {}
     queues: _Queues = defaultdict(list)
-    for op in call_links.free(list(side.heads.values()), direction, golden=golden):
-        head = side.head_of[op]
-        if head.name not in names:
-            common = head.whole if head.is_module else torch_name(head, is_mindspore=side.is_mindspore)
-            names[head.name] = common if call_links.across_frameworks else head.name
+    for op in call_links.free(list(side.callees.values()), direction, golden=golden):
+        callee = side.callee_of[op]
+        if callee.name not in names:
+            common = callee.whole if callee.is_module else torch_name(callee, is_mindspore=side.is_mindspore)
+            names[callee.name] = common if call_links.across_frameworks else callee.name
         place = around.of[op] if around.of else ""
-        queues[place if place in shared else "", names[head.name]].append(op)
+        queues[place if place in shared else "", names[callee.name]].append(op)
     return queues
 
 

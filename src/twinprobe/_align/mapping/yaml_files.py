@@ -79,7 +79,7 @@ def _parse(path: Path, text: bytes) -> Node:
         return _Builder(path, len(text)).build(events)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = at(path, mark.line + 1) if mark is not None else path
+        where = location(path, mark.line + 1) if mark is not None else path
         raise BadInput(f"is not YAML: {error.problem or error.context}", where=where) from error
     except yaml.YAMLError as error:
         raise BadInput(f"is not YAML: {error}", where=path) from error
@@ -103,7 +103,7 @@ class FlatFile(NamedTuple):
 def flat_lines(path: Path, node: Node, what: str) -> list[Line]:
     """The entries of a mapping from names to names; BadInput where it is something else."""
     if not isinstance(node, Mapping):
-        raise BadInput(f"holds {KINDS[type(node)]}, a mapping was expected", where=at(path, node.line), hint=what)
+        raise BadInput(f"holds {KINDS[type(node)]}, a mapping was expected", where=location(path, node.line), hint=what)
     return [
         Line(left, text_of(path, value, f"the value of {left!r}"), number)
         for left, (number, value) in node.items.items()
@@ -144,7 +144,7 @@ def _plain_lines(path: Path, size: int, written_lines: Iterable[bytes]) -> list[
         lines.append(Line(left, right, number))
         room -= _LINE + len(written)
         if len(lines) > most or room < 0:
-            raise _too_many(at(path, number), 2 * most)
+            raise _too_many(location(path, number), 2 * most)
     # Two equal names have equal hashes, which take less room than a dict.
     hashes = np.sort(np.fromiter((hash(line.left) for line in lines), np.int64, len(lines)))
     return None if (hashes[1:] == hashes[:-1]).any() else lines
@@ -158,7 +158,7 @@ def _too_many(where: str, most: int) -> BadInput:
     return BadInput(f"more than {most} values so far, out of proportion to the size of the file", where=where)
 
 
-def at(path: Path, line: int) -> str:
+def location(path: Path, line: int) -> str:
     """How a place in a mapping file is named in messages."""
     return f"{path}, line {line}"
 
@@ -166,9 +166,9 @@ def at(path: Path, line: int) -> str:
 def text_of(path: Path, node: Node, what: str) -> str:
     """The text of a scalar; BadInput where it is empty or no scalar."""
     if not isinstance(node, Text):
-        raise BadInput(f"{what} is {KINDS[type(node)]}, a name was expected", where=at(path, node.line))
+        raise BadInput(f"{what} is {KINDS[type(node)]}, a name was expected", where=location(path, node.line))
     if node.is_null:
-        raise BadInput(f"{what} is empty, a name was expected", where=at(path, node.line))
+        raise BadInput(f"{what} is empty, a name was expected", where=location(path, node.line))
     return node.value
 
 
@@ -248,7 +248,7 @@ class _Builder:
             elif kind is yaml.DocumentStartEvent:
                 documents += 1
                 if documents > 1:
-                    raise BadInput("a second document begins here, one was expected", where=self._at(event))
+                    raise BadInput("a second document begins here, one was expected", where=self._location(event))
         if self._root is None or (isinstance(self._root, Text) and self._root.is_null):
             raise BadInput(
                 "the mapping file is empty", where=self._path, hint="write at least one entry or leave it out"
@@ -257,22 +257,24 @@ class _Builder:
 
     def _open(self, node: Sequence | Mapping, anchor: str | None) -> None:
         if len(self._stack) >= MAX_DEPTH:
-            raise BadInput(f"is nested deeper than {MAX_DEPTH} levels", where=at(self._path, node.line))
+            raise BadInput(f"is nested deeper than {MAX_DEPTH} levels", where=location(self._path, node.line))
         self._stack.append(_Open(node, anchor))
 
     def _alias(self, event: Any) -> None:
         if event.anchor not in self._anchors:
-            raise BadInput(f"*{event.anchor} refers to nothing above it, or to what encloses it", where=self._at(event))
+            raise BadInput(
+                f"*{event.anchor} refers to nothing above it, or to what encloses it", where=self._location(event)
+            )
         node, size = self._anchors[event.anchor]
         self._aliased += size
         if self._aliased > MAX_ALIASED:
-            raise BadInput(f"the anchors expand to more than {MAX_ALIASED} values", where=self._at(event))
+            raise BadInput(f"the anchors expand to more than {MAX_ALIASED} values", where=self._location(event))
         self._place(node, None, size)
 
     def _place(self, node: Node, anchor: str | None, size: int) -> None:
         self._left -= 1
         if self._left < 0:
-            raise _too_many(at(self._path, node.line), self._most)
+            raise _too_many(location(self._path, node.line), self._most)
         if anchor is not None:
             self._anchors[anchor] = (node, size)
         if not self._stack:
@@ -284,7 +286,9 @@ class _Builder:
             top.node.items.append(node)
         elif top.key is None:
             if not isinstance(node, Text):
-                raise BadInput(f"a key is {KINDS[type(node)]}, a name was expected", where=at(self._path, node.line))
+                raise BadInput(
+                    f"a key is {KINDS[type(node)]}, a name was expected", where=location(self._path, node.line)
+                )
             top.key = node
         else:
             self._set(top.node, top.key, node)
@@ -296,14 +300,14 @@ class _Builder:
                 mapping.items.setdefault(name, entry)
             return
         if key.is_null:
-            raise BadInput("a key is empty, a name was expected", where=at(self._path, key.line))
+            raise BadInput("a key is empty, a name was expected", where=location(self._path, key.line))
         if key.value in mapping.items:
             first = mapping.items[key.value][0]
-            raise BadInput(f"the key {key.value!r} is here and in line {first}", where=at(self._path, key.line))
+            raise BadInput(f"the key {key.value!r} is here and in line {first}", where=location(self._path, key.line))
         mapping.items[key.value] = (key.line, value)
 
-    def _at(self, event: Any) -> str:
-        return at(self._path, event.start_mark.line + 1)
+    def _location(self, event: Any) -> str:
+        return location(self._path, event.start_mark.line + 1)
 
 
 # Warnings about a mapping file: each names its line; a file full of mistakes does not flood the screen.
@@ -324,7 +328,7 @@ class Remarks:
         """Remember a warning; from the 21st of a kind on they are only counted, and no costly hint is looked for."""
         seen = self._kinds[kind] = self._kinds.get(kind, 0) + 1
         if seen <= _SHOWN:
-            self._texts.append(f"{at(self._path, line)}: {text}{hint() if hint is not None else ''}")
+            self._texts.append(f"{location(self._path, line)}: {text}{hint() if hint is not None else ''}")
 
     def whole_file(self, text: str) -> None:
         """Remember a remark on the file as a whole."""

@@ -72,7 +72,7 @@ _MEETING = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class OperatorRun:
     """One run: its operators in the order of their calls, the shapes that were recorded, and on how many cards.
 
     ``numbered`` says that names are numbers of operators, as engines give them, and not chosen by a person.
@@ -93,7 +93,7 @@ class Matching:
     notes: list[str]
 
 
-def match_operators(target: Side, golden: Side, table: OperatorTable) -> Matching:
+def match_operators(target: OperatorRun, golden: OperatorRun, table: OperatorTable) -> Matching:
     """Match two runs of one model."""
     pairs = _equal_names(target, golden)
     if pairs:
@@ -113,7 +113,7 @@ def match_operators(target: Side, golden: Side, table: OperatorTable) -> Matchin
     return Matching([], linker.links, notes)
 
 
-def _equal_names(target: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
+def _equal_names(target: OperatorRun, golden: OperatorRun) -> list[tuple[OpNode, OpNode]]:
     target_nodes = {node.folder: node for node in target.tree.walk()}
     golden_nodes = {node.folder: node for node in golden.tree.walk()}
     common = (target_nodes.keys() & golden_nodes.keys()) - {""}

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from twinprobe._align.ops.links import TensorSlot
-from twinprobe._align.ops.operators import Side, match_operators
+from twinprobe._align.ops.operators import OperatorRun, match_operators
 from twinprobe._align.ops.regions import Flow, Shapes, in_call_order, regions
 from twinprobe._align.ops.table import OperatorTable, kind_of
 from twinprobe._runs.llm.dump import LlmDump, Token
@@ -89,9 +89,9 @@ class OpenedToken:
         in_order = dump.kind == ATB or tree.param.get(ORDER) == EXECUTION
         self.tree = tree if in_order else in_call_order(tree, self._flow_of)
 
-    def side(self) -> Side:
+    def side(self) -> OperatorRun:
         """As the aligner sees it."""
-        return Side(self.tree, self._shapes_of, len(self._dump.layout.devices), numbered=self._dump.kind == ATB)
+        return OperatorRun(self.tree, self._shapes_of, len(self._dump.layout.devices), numbered=self._dump.kind == ATB)
 
     def _shapes_of(self, node: OpNode) -> Shapes:
         """The shapes of an operator's inputs and outputs; a file that cannot be read has none."""

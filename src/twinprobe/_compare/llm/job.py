@@ -17,7 +17,7 @@ from twinprobe._align.folders import pair_all
 from twinprobe._align.ops.plan import Call, OpenedToken, Plan, make_plan
 from twinprobe._align.ops.table import OperatorTable, read_table
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.rows import Row, Rows, Side
+from twinprobe._compare.llm.rows import Row, Rows, TokenFiles
 from twinprobe._compare.llm.token import (
     SHARED_NAMES,
     TokenCounts,
@@ -393,7 +393,7 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
     )
     # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
     target, golden = (
-        Side(calls, [(at, TensorFile(OUTPUT, (0,), file, linked=True)) for at, file in enumerate(files)])
+        TokenFiles(calls, [(at, TensorFile(OUTPUT, (0,), file, linked=True)) for at, file in enumerate(files)])
         for files in ([_file(pair, layout) for pair in pairs], [pair.golden for pair in pairs])
     )
     return result_of(job, Rows(target, golden, [Row(((at,), (at,)), METADATA) for at in range(len(pairs))]))

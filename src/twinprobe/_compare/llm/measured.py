@@ -24,7 +24,6 @@ from twinprobe._measure.llm_metrics import (
     measure_llm_pair,
     metrics_of,
     numbers_of_rows,
-    rows_of_pairs,
 )
 from twinprobe._measure.loops.sums import Engine
 from twinprobe._measure.statistics import statistics
@@ -157,6 +156,8 @@ class SmallPairs:
         return True
 
     def _streamed(self, target: LargeFile, golden: LargeFile) -> NDArray[np.float64]:
+        from twinprobe._measure.kernels import kernel_rows
+
         dtype, elements = target.what.dtype, target.what.elements
         (target_start, target_room), (golden_start, golden_room) = self._target.room(), self._golden.room()
         width = DTYPES[dtype]
@@ -166,17 +167,19 @@ class SmallPairs:
             target.read(first, count, target_room)
             golden.read(first, count, golden_room)
             places = np.array([(target_start // width, golden_start // width, count)], np.int64)
-            rows = rows_of_pairs(dtype, self._target.octets, self._golden.octets, places, rows)
+            rows = kernel_rows(dtype, self._target.octets, self._golden.octets, places, rows)
         target.check()
         golden.check()
         assert rows is not None
         return rows
 
     def _measure(self) -> None:
+        from twinprobe._measure.kernels import kernel_rows
+
         for dtype, pairs in self._waiting.items():
             table = np.array(pairs, np.int64)
             places = np.ascontiguousarray(table[:, 1:])
-            self._measured.append((table, rows_of_pairs(dtype, self._target.octets, self._golden.octets, places)))
+            self._measured.append((table, kernel_rows(dtype, self._target.octets, self._golden.octets, places)))
         self._waiting.clear()
         self._target.used = self._golden.used = 0
 

@@ -47,7 +47,7 @@ class Row(NamedTuple):
         return self.sides[1]
 
 
-class Side(NamedTuple):
+class TokenFiles(NamedTuple):
     """The operators of a token, and its files in the order of the table, each with the number of its operator."""
 
     calls: Sequence[Call]
@@ -78,7 +78,7 @@ class Side(NamedTuple):
 class Rows:
     """The rows of a token, and of every token with the same files: what follows from them is worked out once."""
 
-    def __init__(self, target: Side, golden: Side, rows: Sequence[Row]) -> None:
+    def __init__(self, target: TokenFiles, golden: TokenFiles, rows: Sequence[Row]) -> None:
         self.both, self.rows = (target, golden), rows
         # The rules know collectives by the recorders' prefix.
         self._ops = [f"Distributed.{call.name}.0.forward" if call.collective else call.name for call in target.calls]
@@ -165,16 +165,16 @@ def rows_of(plan: Plan, target: Files, golden: Files, level: str | None) -> Rows
     return rows_of(plan, target, golden, level)
 
 
-def _side(calls: Sequence[Call], files: Files) -> Side:
+def _side(calls: Sequence[Call], files: Files) -> TokenFiles:
     ordered = [sorted(files.get(call.folder, ()), key=lambda file: (file.io, file.order)) for call in calls]
-    return Side(calls, [(at, file) for at, listed in enumerate(ordered) for file in listed])
+    return TokenFiles(calls, [(at, file) for at, listed in enumerate(ordered) for file in listed])
 
 
-def _is_output(side: Side, row: Row) -> bool:
+def _is_output(side: TokenFiles, row: Row) -> bool:
     return side.files[row.target[0]][1].io == OUTPUT
 
 
-def _logits(side: Side, rows: list[Row]) -> list[Row]:
+def _logits(side: TokenFiles, rows: list[Row]) -> list[Row]:
     """The output of the last operator outside the whole model: what the next token is chosen by."""
     found = [row for row in rows if all(row.sides) and row.level == LAYER and _is_output(side, row)]
     files = {row: side.files[row.target[0]] for row in found}
@@ -185,7 +185,7 @@ def _logits(side: Side, rows: list[Row]) -> list[Row]:
 class _Matching:
     """Pairs the files of a token by the plan."""
 
-    def __init__(self, plan: Plan, files: tuple[Files, Files], sides: tuple[Side, Side]) -> None:
+    def __init__(self, plan: Plan, files: tuple[Files, Files], sides: tuple[TokenFiles, TokenFiles]) -> None:
         self._plan, self._files, self._sides = plan, files, sides
         self._numbers = [{file.file: at for at, (_, file) in enumerate(side.files)} for side in sides]
 

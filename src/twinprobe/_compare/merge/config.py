@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Sequence, Text, at, read_yaml, text_of
+from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Sequence, Text, location, read_yaml, text_of
 from twinprobe._report import tables as titles
 from twinprobe._report.dataset import PART, find_dataset, places
 from twinprobe._report.overview import lost_of
@@ -68,7 +68,7 @@ def read_merge_config(path: Path) -> MergeConfig:
         raise BadInput('"api" is empty or has an empty entry', where=path, hint=f"give {_EXAMPLE}")
     metrics = _texts(path, "compare_index", top)
     notes = [
-        f"{at(path, line)}: the key {key!r} is not known and was left out"
+        f"{location(path, line)}: the key {key!r} is not known and was left out"
         for key, (line, _) in top.items.items()
         if key not in ("api", "compare_index")
     ]

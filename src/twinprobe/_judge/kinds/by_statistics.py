@@ -4,75 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._judge.kinds.recorded import GRADIENT, INPUT, OUTPUT, PARAMETER, Kind, Row, Side, Suspect
 from twinprobe._judge.operations import factor_name, shown
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One answer, stated only where it holds."""
-
-    name: str  # one of those that docs/metrics.md lists
-    sentence: str
-    confidence: float
-    evidence: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What one run recorded of a value. None where it did not."""
-
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    max: float | None = None
-    min: float | None = None
-    mean: float | None = None
-    norm: float | None = None
-    value: str | None = None  # the text of a plain argument: a number, a flag, a string, None
-    sketch: NDArray[Any] | None = None  # 64 signed sums: of 16 blocks, four each
-    l1: float | None = None
-    zeros: int | None = None  # how many elements are zero
-    not_finite: int | None = None  # how many elements are NaN or infinite
-
-
-INPUT, PARAMETER, OUTPUT, GRADIENT = "input", "parameter", "output", "gradient"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A value of the call in both runs."""
-
-    name: str  # as a user knows it: ``scale``, ``input.0``, ``weight``
-    role: str  # INPUT, PARAMETER, OUTPUT or GRADIENT (of a parameter, or what a backward call hands on)
-    target: Side | None
-    golden: Side | None
-    expected: float = 0.0  # the relative error that noise explains
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """The call at which the runs part, with all that is known of it."""
-
-    name: str  # the call's full name, as in the dump
-    rows: Sequence[Row]
-    presence: str = "both"  # both, target (an extra call) or golden (a missing one)
-    parameters: Sequence[tuple[str, Side]] = ()
-    """All parameters of the golden run, and of its other ranks, with full names: to find one that was exchanged."""
-    tensors: Sequence[tuple[str, Side]] = ()
-    """Tensors of the golden run near this call, nearest first: one of them may be the difference, or what came in."""
-    counts: Mapping[str, int] = field(default_factory=dict)  # that a factor may come from: ``{"world size": 8}``
-    unpaired: Sequence[str] = ()
-    """Calls near this one that only the other run makes, by name: then a call was replaced, or moved."""
-    from_outside: bool = False  # the inputs that differ come from no recorded call: the batch, a mask, a state
-    place: str = ""  # the path of the enclosing module, or ``optimizer``
-    kept: str = ""  # what speaks for the gradient of an earlier pass in what an optimiser reads
 
 
 def statistic_kinds(suspect: Suspect) -> list[Kind]:
@@ -180,10 +120,13 @@ def _inputs_agree(suspect: Suspect) -> bool:
 def _argument(suspect: Suspect) -> Kind | None:
     """A number, flag or text among the arguments differs, or golden alone gives a tensor."""
     found, alone = [], {row.name for row in suspect.rows if row.golden is None}
+    # What was given by keyword here, by place there.
+    shapes = [row.target.shape for row in suspect.rows if row.golden is None and row.target and row.role == INPUT]
     for row in (row for row in suspect.rows if row.role == INPUT):
         values = [side.value if side is not None else None for side in (row.target, row.golden)]
         if row.target is None and row.name not in alone and row.golden is not None and row.golden.value is None:
-            found.append((row.name, "not given", f"a tensor {list(row.golden.shape)}"))
+            if row.golden.shape not in shapes:
+                found.append((row.name, "not given", f"a tensor {list(row.golden.shape)}"))
             continue
         if values == [None, None] or _same_text(*values):
             continue
@@ -238,6 +181,35 @@ def _parameter(suspect: Suspect) -> Kind | None:
         else:
             sentence = f"{row.name} differs: {_compared(target, golden)}"
         return Kind("parameter", sentence, 0.95, evidence)
+    return _not_transposed(suspect) or _in_one_run(suspect)
+
+
+def _not_transposed(suspect: Suspect) -> Kind | None:
+    """A square weight that one framework stores [in, out], the other [out, in], and that holds golden's elements in
+    golden's places. Statistics alone take it for golden's, and so it is where it is symmetric: then nothing differs."""
+    for row, target, golden in _rows(suspect, PARAMETER, INPUT):
+        held = target.stored, golden.stored
+        if held[0] is None or held[1] is None or len(golden.shape) != 2 or len(set(golden.shape)) > 1:
+            continue
+        diagonal = target.zeros is not None and 2 * target.zeros > math.prod(golden.shape)
+        if _constant(target) is None and not diagonal and _distance(held[0], held[1]) <= _tolerance(row):
+            words = "is stored as golden's is, though one is [in, out] and the other [out, in]: it was not transposed"
+            return Kind("parameter", f"{row.name} {words}", 0.95, {"parameter": row.name})
+    return None
+
+
+def _in_one_run(suspect: Suspect) -> Kind | None:
+    """A parameter that one run alone has; ones and zeros are what a layer without it computes with."""
+    if suspect.presence != "both" or any(".forward." in row.name for row in suspect.rows):  # a group of calls
+        return None
+    for row in suspect.rows:
+        side = row.golden if row.target is None else row.target
+        if row.role != PARAMETER or None not in (row.target, row.golden) or side is None:
+            continue
+        who = "golden" if row.target is None else "the target"
+        if side.value is None and _constant(side) not in (0.0, 1.0):
+            words = f"only {who} has {row.name.removeprefix('parameters.')} {list(side.shape)}"
+            return Kind("parameter", words, 0.95, {"parameter": row.name})
     return None
 
 

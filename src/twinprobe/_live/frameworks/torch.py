@@ -45,8 +45,8 @@ _EXACT_IN_FLOAT32 = {
 
 def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
     recorder = KeepingRecorder(config, make_engine)
-    recorder.book = book = KeptTensors()
-    kept = dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep)
+    recorder.registry = registry = KeptTensors()
+    kept = dict.fromkeys((torch.Tensor, torch.nn.Parameter), registry.keep)
     recorder.capture = Capturer(recorder.values, recorder.failed, kept)
     return recorder
 
@@ -68,7 +68,7 @@ class TorchAdapter(Adapter):
     def prepare(self, recorder: Any, info: ModuleInfo, /) -> None:
         info.whole = self.is_whole(info.module)
         if isinstance(info.module, torch.jit.ScriptModule):
-            recorder.book.exposed = True  # its writes go unseen
+            recorder.registry.exposed = True  # its writes go unseen
 
     def float_mean(self, tensor: Any) -> Any:
         if not tensor.requires_grad:

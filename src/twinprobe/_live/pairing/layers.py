@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe._align.auto.aligner import align_sides
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import RunCalls
 from twinprobe._live.frameworks.adapter import Adapter, adapter_of
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of, outside
@@ -204,7 +204,7 @@ def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run
         if path in names[0] and partner in names[1]
     ]
     aligned = []
-    for relation in align_sides(Side(target_run), Side(source_run), given).relations:
+    for relation in align_sides(RunCalls(target_run), RunCalls(source_run), given).relations:
         ends = parse_op(relation.target[0]), parse_op(relation.golden[0])
         if relation.one_to_one and all(end.is_module for end in ends):
             aligned.append((ends[0].body, ends[1].body))

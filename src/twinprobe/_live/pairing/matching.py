@@ -8,7 +8,7 @@ from math import prod
 
 from twinprobe._align.auto.fingerprints import Fingerprints
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
-from twinprobe._align.calls import MINDSPORE, Head, Side
+from twinprobe._align.calls import MINDSPORE, Callee, RunCalls
 from twinprobe._align.flow import Flow, other_ways
 from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, modules_meet, needs_help
 from twinprobe._align.place import link_places
@@ -16,9 +16,8 @@ from twinprobe._align.rows import fit_shapes, pairs_of
 from twinprobe._align.turns import REORDERED
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
-from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
+from twinprobe._runs.names import CONTAINERS, FORWARD, listed, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
-from twinprobe.errors import listed
 
 _MODULES = tuple(f"{container}." for container in sorted(CONTAINERS))
 
@@ -111,9 +110,9 @@ def _known_links(
     call_links = CallLinks(raw, base)
     if raw_paths is not None and base_paths is not None:
         _link_mapped(call_links, layer_map, raw_paths, base_paths, notes)
-    roots = [_head(side.modules, "") for side in (call_links.target, call_links.golden)]
+    roots = [_callee(side.modules, "") for side in (call_links.target, call_links.golden)]
     if roots[0] is not None and roots[1] is not None:
-        call_links.link_heads(roots[0], roots[1], ROOTS)
+        call_links.link_callees(roots[0], roots[1], ROOTS)
     return call_links
 
 
@@ -182,12 +181,12 @@ def _link_mapped(
         layer, partner = pair if id(pair[0]) in raw_paths.of else pair[::-1]
         if id(layer) not in raw_paths.of or id(partner) not in base_paths.of:
             continue
-        head = _head(call_links.target.modules, raw_paths.of[id(layer)])
-        golden_head = _head(call_links.golden.modules, base_paths.of[id(partner)])
-        if head is None or golden_head is None:
+        callee = _callee(call_links.target.modules, raw_paths.of[id(layer)])
+        golden_callee = _callee(call_links.golden.modules, base_paths.of[id(partner)])
+        if callee is None or golden_callee is None:
             notes.append(f"the mapped {type(layer).__name__} and {type(partner).__name__} did not both run")
         else:
-            call_links.link_heads(head, golden_head, MAPPED)
+            call_links.link_callees(callee, golden_callee, MAPPED)
     taken: set[int] = set()
     for api in layer_map.apis:
         in_raw = id(api.layer) in raw_paths.of
@@ -196,7 +195,7 @@ def _link_mapped(
             if in_raw
             else (call_links.golden, call_links.target, base_paths)
         )  # fmt: skip
-        head = _head(side.modules, paths.of.get(id(api.layer), "?"))
+        callee = _callee(side.modules, paths.of.get(id(api.layer), "?"))
         calls = sorted(
             op
             for function in functions_of.apis
@@ -205,7 +204,7 @@ def _link_mapped(
         )
         calls = calls if api.call is None else calls[api.call : api.call + 1]
         free = [op for op in calls if op not in taken]
-        modules = list(head.calls.get(FORWARD, {}).values()) if head is not None else []
+        modules = list(callee.calls.get(FORWARD, {}).values()) if callee is not None else []
         if not modules or not free:
             notes.append(f"map_api: no call of {api.function!r} is left for {type(api.layer).__name__}")
         for module, call in zip(modules, free, strict=False):
@@ -213,8 +212,8 @@ def _link_mapped(
             call_links.link(*((module, call) if in_raw else (call, module)), MAPPED)
 
 
-def _head(heads: list[Head], path: str) -> Head | None:
-    return next((head for head in heads if head.body == path and FORWARD in head.calls), None)
+def _callee(callees: list[Callee], path: str) -> Callee | None:
+    return next((callee for callee in callees if callee.body == path and FORWARD in callee.calls), None)
 
 
 def _follow(call_links: CallLinks) -> None:
@@ -223,10 +222,10 @@ def _follow(call_links: CallLinks) -> None:
     for op, golden_op in enumerate(list(call_links.partner)):
         if golden_op == NONE or call_links.target.direction[op] != FORWARD:
             continue
-        head, partner = call_links.target.head_of[op], call_links.golden.head_of[golden_op]
-        if head.is_module and partner.is_module:
-            for direction in head.calls.keys() & partner.calls.keys() - {FORWARD}:
-                target_calls, golden_calls = head.calls[direction], partner.calls[direction]
+        callee, partner = call_links.target.callee_of[op], call_links.golden.callee_of[golden_op]
+        if callee.is_module and partner.is_module:
+            for direction in callee.calls.keys() & partner.calls.keys() - {FORWARD}:
+                target_calls, golden_calls = callee.calls[direction], partner.calls[direction]
                 for call in target_calls.keys() & golden_calls.keys():
                     call_links.link(target_calls[call], golden_calls[call], call_links.rule[op])
 
@@ -243,7 +242,7 @@ def _pair_left(call_links: CallLinks, matches: Matches) -> None:
         left[0].keys() | {call_links.back[golden_op] for golden_op in left[1] if call_links.back[golden_op] != NONE}
     ):
         golden_op = call_links.partner[op]
-        if golden_op == NONE or not call_links.target.head_of[op].is_module:
+        if golden_op == NONE or not call_links.target.callee_of[op].is_module:
             continue
         for role in (OUTPUT, INPUT):
             targets, goldens = (
@@ -267,7 +266,7 @@ def _pair_left(call_links: CallLinks, matches: Matches) -> None:
     matches.rows.sort()
 
 
-def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
+def _unpaired(side: RunCalls, paired: set[int]) -> dict[int, list[int]]:
     """The tensors that have no partner, by call."""
     table = side.run.table
     rows: dict[int, list[int]] = {}

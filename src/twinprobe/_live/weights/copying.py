@@ -17,7 +17,16 @@ from twinprobe._live.frameworks.adapter import Adapter, adapter_of, framework_of
 from twinprobe._live.frameworks.layouts import AS_IS, Array, Layout, View
 from twinprobe._live.pairing.layer_map import Group, LayerMap, as_layer_map, outside
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
-from twinprobe._live.weights.layers import Layer, Slot, StoredTensor, held_below, layer_at, slots_below, submodule
+from twinprobe._live.weights.layers import (
+    Layer,
+    Slot,
+    StoredTensor,
+    held_below,
+    layer_at,
+    own_attention,
+    slots_below,
+    submodule,
+)
 from twinprobe._live.weights.matching import (
     USER_RULES,
     LayerPair,
@@ -28,7 +37,8 @@ from twinprobe._live.weights.matching import (
     match_layers,
     refusal,
 )
-from twinprobe.errors import BadInput, TwinProbeError, listed
+from twinprobe._runs.names import listed
+from twinprobe.errors import BadInput, TwinProbeError
 
 
 @dataclass
@@ -66,27 +76,52 @@ def assign_weight(target: object, source: object, layer_map: Any = None) -> bool
 
 
 def copy_weights(
-    target: object, source: object, layer_map: Any = None, *, known: list[tuple[str, str]] | None = None
-) -> WeightReport:
+    target: object, source: object, layer_map: Any = None, *, known: list[tuple[str, str]] | None = None,
+    allow_missing: bool = False,
+) -> WeightReport:  # fmt: skip
     """Copy weights from source to target; one without a counterpart is an error unless layer_map leaves it out.
 
-    ``known`` are pairs of paths that are already known, for example from running the models.
+    ``known`` are pairs of paths that are already known, for example from running the models. ``allow_missing`` makes
+    a notice of a weight that one of two paired layers lacks.
     """
     chosen = as_layer_map(layer_map)
     mapped = mapped_paths(target, source, chosen)
     check_models(target, source)
     left_out = _left_out(target, chosen), _left_out(source, chosen)
+    found = known if known is not None else pair_modules(target, source, chosen)
     pairs = [
         pair
-        for pair in (known if known is not None else pair_modules(target, source, chosen))
+        for pair in [*found, *_attentions_of_two_kinds(target, source, found)]
         if pair in mapped or not (pair[0] in left_out[0] or pair[1] in left_out[1])
     ]
-    report = copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out, groups=chosen.groups)
+    report = copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out, groups=chosen.groups,
+                          allow_missing=allow_missing)  # fmt: skip
     ignored = _left_out(target, chosen, ignored_only=True) if report.kept else set()
     kept = [name for name in report.kept if name.rpartition(".")[0] in ignored]
     if kept:
         report.notices.append(f"weights of ignored layers were not copied: {listed(kept)}")
     return report
+
+
+def _attentions_of_two_kinds(target: Any, source: Any, known: list[Paths]) -> list[Paths]:
+    """Built-in attentions and those of the user's own four projections, in the order of definition: a composed module
+    and one that is known as a whole are not paired by what they hold."""
+    sides = []
+    for model in (target, source):
+        found: list[tuple[str, bool]] = []
+        for path, module in adapter_of(model).modules(model):
+            layout = adapter_of(model).layout(module)
+            built_in = layout is not None and layout.family == "attention"
+            if (built_in or own_attention(module) is not None) and not any(
+                path.startswith(f"{one}.") for one, _ in found
+            ):
+                found.append((path, built_in))
+        sides.append(found)
+    taken = [{pair[side] for pair in known} for side in (0, 1)]
+    if len(sides[0]) != len(sides[1]):
+        return []
+    pairs = [(one, other) for (one, mine), (other, theirs) in zip(*sides, strict=True) if mine != theirs]
+    return [pair for pair in pairs if pair[0] not in taken[0] and pair[1] not in taken[1]]
 
 
 def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) -> set[str]:
@@ -127,7 +162,7 @@ def check_models(*models: Any) -> None:
 
 def copy_aligned(
     target: Any, source: Any, pairs: Iterable[Paths], *, mapped: Collection[Paths] | None = None,
-    left_out: LeftOut | None = None, groups: Iterable[Group] = (),
+    left_out: LeftOut | None = None, groups: Iterable[Group] = (), allow_missing: bool = False,
 ) -> WeightReport:  # fmt: skip
     """Copy parameters and buffers from source to target for each aligned (target path, source path) pair.
 
@@ -135,12 +170,13 @@ def copy_aligned(
     `mapped` are the pairs that the user's own map made: without a rule they keep their values and cost a notice. (Not
     given, pairs of composed modules with nothing paired inside count as mapped.) With `left_out`, paths of the
     target's and the source's modules, a parameter that no pair covers is an error too, unless its module is there.
-    Weights of `groups` are copied where they pair up in order; otherwise a notice says so.
+    Weights of `groups` are copied where they pair up in order; otherwise a notice says so. With `allow_missing`, so it
+    does of a weight that one of two paired layers lacks.
     """
     check_models(target, source)
     layer_pairs = layer_pairs_of(target, source, pairs, mapped)
     report = WeightReport()
-    matches = _match_all(layer_pairs, target, source, report, left_out)
+    matches = _match_all(layer_pairs, target, source, report, left_out, allow_missing)
     for match in (match_group(target, source, group) for group in groups):
         if match is not None:
             matches.append(match)
@@ -162,9 +198,10 @@ def copy_aligned(
 
 
 def _match_all(
-    layer_pairs: list[LayerPair], target: Any, source: Any, report: WeightReport, left_out: LeftOut | None
-) -> list[Match]:
-    matches, problems = [], []
+    layer_pairs: list[LayerPair], target: Any, source: Any, report: WeightReport, left_out: LeftOut | None,
+    allow_missing: bool,
+) -> list[Match]:  # fmt: skip
+    matches, problems = [], list[Problem]()
     read = adapter_of(source).read
     for layer_pair in layer_pairs:
         here, there = layer_pair.target, layer_pair.source
@@ -179,15 +216,34 @@ def _match_all(
             problems += match.problems
             problems += [problem for slot, value, problem in match.must_be if (read(slot.held.tensor) != value).any()]
             report.notices += match.notices
+    if allow_missing:
+        report.notices += [problem.notice for problem in problems if problem.in_one_layer]
+        problems = [problem for problem in problems if not problem.in_one_layer]
     if left_out is not None:
-        alone = _alone([(layer_pair, layer_pair.target) for layer_pair in layer_pairs], target, left_out[0])
-        problems += [Problem(layer, None, slot, None, _ALONE) for layer, slot in alone]
-        if not problems:
-            alone = _alone([(layer_pair, layer_pair.source) for layer_pair in layer_pairs], source, left_out[1])
-            problems += [Problem(None, layer, None, slot, _ALONE) for layer, slot in alone]
+        sides = [(target, source, left_out[0]), (source, target, left_out[1])]
+        for at, (model, other, ignored) in enumerate(sides):
+            held = [(pair, (pair.target, pair.source)[at]) for pair in layer_pairs]
+            alone = [
+                Problem(None, layer, None, slot, _ALONE) if at else Problem(layer, None, slot, None, _ALONE)
+                for layer, slot in _alone(held, model, ignored)
+            ]
+            if allow_missing:  # a norm without scale and shift has no weights to be paired by
+                bare = [problem for problem in alone if _is_bare(other, (problem.target or problem.source))]
+                report.notices += [problem.notice for problem in bare]
+                alone = [problem for problem in alone if problem not in bare]
+            problems += alone
+            if problems:
+                break
     if problems:
         raise refusal(problems, list(slots_below(target)), list(slots_below(source)))
     return matches
+
+
+def _is_bare(model: Any, layer: Layer | None) -> bool:
+    """Whether a model has a layer in the place of this one, of its class, without any weights."""
+    modules = dict(adapter_of(model).modules(model))
+    module = modules.get(layer.path) if layer is not None else None
+    return layer is not None and type(module).__name__ == layer.kind and not held_below(module)
 
 
 def _alone(

@@ -39,6 +39,16 @@ class Problem:
     wanted: Slot | None  # of the target
     offered: Slot | None  # of the source
     why: str
+    in_one_layer: bool = False  # both layers are there, and one of them has no such weight: a bias, a scale
+
+    @property
+    def notice(self) -> str:
+        """The same where it is no error: what was left as it is."""
+        slot, layer = (self.wanted, self.target) if self.offered is None else (self.offered, self.source)
+        assert slot is not None
+        assert layer is not None
+        which, other, end = ("raw", "base", "; it keeps its values") if self.offered is None else ("base", "raw", "")
+        return f"only {which} has {slot.held} ({layer.kind}), {other}'s layer has no such weight{end}"
 
 
 @dataclass
@@ -53,9 +63,9 @@ class Match:
     problems: list[Problem] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
-    def refuse(self, wanted: Slot | None, offered: Slot | None, why: str) -> None:
+    def refuse(self, wanted: Slot | None, offered: Slot | None, why: str, *, in_one_layer: bool = False) -> None:
         """A weight cannot be copied."""
-        self.problems.append(Problem(self.target, self.source, wanted, offered, why))
+        self.problems.append(Problem(self.target, self.source, wanted, offered, why, in_one_layer))
 
     def pair(self, wanted: Slot, offered: Slot) -> None:
         """Two weights belong together: copy one to the other, if their shapes agree."""
@@ -70,14 +80,14 @@ class Match:
         """A weight that only one layer has: harmless when it is fixed to the value that changes nothing."""
         who, wanted, offered = ("target", slot, None) if in_target else ("source", None, slot)
         if slot.held.trainable:
-            self.refuse(wanted, offered, f"only the {who} has {slot.name!r}")
+            self.refuse(wanted, offered, f"only the {who} has {slot.name!r}", in_one_layer=True)
         elif slot.neutral is None:
             self.notices.append(f"{slot.held.name}: only the {who} keeps a {slot.name}, it was not copied")
         elif in_target:
             self.fills.append((slot, slot.neutral))
         else:
             why = f"only the source has {slot.name!r}, and it is not {slot.neutral:g}"
-            self.must_be.append((slot, slot.neutral, Problem(self.target, self.source, wanted, offered, why)))
+            self.must_be.append((slot, slot.neutral, Problem(self.target, self.source, wanted, offered, why, True)))
 
     def by_name(self, wanted: dict[str, Slot], offered: dict[str, Slot]) -> None:
         """What has the same name, then the same meaning, then a shape that occurs once on each side."""
@@ -100,10 +110,11 @@ class Match:
             why = "the source's layer has no partner for it by name or shape"
             if alike is not None:
                 why = "several weights have this shape and the names do not tell which is which"
-            self.refuse(slot, alike, why)
+            self.refuse(slot, alike, why, in_one_layer=not offered)
         if not wanted:
             for slot in offered.values():
-                self.refuse(None, slot, "the target's layer has no partner for it by name or shape")
+                why = "the target's layer has no partner for it by name or shape"
+                self.refuse(None, slot, why, in_one_layer=True)
 
 
 def match_layers(target: Layer, source: Layer) -> Match:

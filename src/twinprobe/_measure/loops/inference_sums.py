@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, expm1, isfinite, log, log1p, nan
+from math import exp, expm1, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -66,16 +66,30 @@ def join_softmax(row: Any, part: Any) -> None:
     row[0], row[1], row[2], row[3], row[4], row[5] = top, weights, drift, excess, my_top, my_weights
 
 
-def divergence(rows: list[list[float]]) -> float:
-    """KL(softmax(golden) || softmax(my)) over the whole vector, never below 0."""
-    total = rows[0][SHIFT:]
-    for row in rows[1:]:
-        join_softmax(total, row[SHIFT:])
-    _, weights, drift, excess, _, my_weights = total
-    if not (weights > 0 and my_weights > 0):
-        return nan
-    mean, curve = drift / weights, excess / weights
-    if abs(mean) + curve < SMALL:
-        # The mean of e^d is 1 + mean + curve: nothing that is nearly equal is subtracted.
-        return max(log1p(mean + curve) - mean, 0.0)
-    return max(log(my_weights / weights) - mean, 0.0)
+def joined(found: list[list[float]]) -> list[float]:
+    """The row of a whole tensor from those of its pieces."""
+    whole = found[0]
+    if len(found) > 1:
+        with np.errstate(all="ignore"):
+            table = np.array(found)
+            whole = table.sum(axis=0).tolist()
+            for column in (MY_MAX, GOLDEN_MAX, MAX_ABS, MAX_REL):
+                whole[column] = float(table[:, column].max())
+            for column in (MY_MIN, GOLDEN_MIN):
+                whole[column] = float(table[:, column].min())
+        softmax = found[0][SHIFT:]
+        for row in found[1:]:
+            join_softmax(softmax, row[SHIFT:])
+        whole[SHIFT:] = softmax
+    return whole
+
+
+def divergence(own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """KL(softmax(golden) || softmax(my)) of whole vectors by the columns of their rows, never below 0."""
+    weights, my_weights = own[WEIGHTS], own[MY_WEIGHTS]
+    mean, curve = own[DRIFT] / weights, own[EXCESS] / weights
+    # The mean of e^d is 1 + mean + curve: nothing that is nearly equal is subtracted.
+    near = np.log1p(mean + curve) - mean
+    far = np.log(my_weights / weights) - mean
+    found = np.maximum(np.where(np.abs(mean) + curve < SMALL, near, far), 0.0)
+    return np.where((weights > 0) & (my_weights > 0), found, np.nan)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from operator import is_
 from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from twinprobe._record.calls import Api, ApiCall, Site
 from twinprobe._record.eager.host_rows import RowCache
@@ -214,15 +214,24 @@ def _values(space: dict[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
 
 
 class Replaced:
-    """A function replaced by another one, until remove()."""
+    """A function replaced by another one, until remove(). Several may stand on top of each other, and go in any
+    order: the one above then puts back what was below."""
+
+    _standing: ClassVar[dict[tuple[int, str], list[Replaced]]] = {}
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._own = owner, name, vars(owner).get(name, _MISSING)
         setattr(owner, name, make(getattr(owner, name)))
+        self._standing.setdefault((id(owner), name), []).append(self)
 
     def remove(self) -> None:
         """Put the original back, where it was: in a class it may be inherited."""
-        if self._own is _MISSING:
+        stack = self._standing[id(self._owner), self._name]
+        at = stack.index(self)
+        stack.remove(self)
+        if at < len(stack):
+            stack[at]._own = self._own
+        elif self._own is _MISSING:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._own)

@@ -17,7 +17,7 @@ from twinprobe._record.llm.config import DumpConfig
 from twinprobe._record.llm.folders import TokenEngine, device_folder, write_json
 from twinprobe._record.torch.hooks import ModuleHooks, watched_modules
 from twinprobe._record.torch.recorder import TorchRecorder
-from twinprobe._record.torch.tensors import TensorBook
+from twinprobe._record.torch.tensors import TensorRegistry
 from twinprobe._runs.whole_files import write_whole
 
 # model_tree.json: all modules of a model, in the order of their first calls, those never called marked.
@@ -101,7 +101,7 @@ class LlmRecorder(TorchRecorder):
         self.tokens = self.engine = TokenEngine(
             self.config, self, self.folder, statistics=statistics, analysis=analysis, types=self.types
         )
-        self.book = TensorBook(values=statistics or config.analyze, digest=None)
+        self.registry = TensorRegistry(values=statistics or config.analyze, digest=None)
         self.save = config.dump_statistics_mode != 1
         self.capture = Capturer(self.values, self.failed)
         self.inputs, self.outputs = config.wants_inputs, config.wants_outputs

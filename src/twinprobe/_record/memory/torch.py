@@ -15,7 +15,7 @@ from twinprobe._record.engine import Engine
 from twinprobe._record.entries import Note, Row
 from twinprobe._record.memory.engine import Holding, LeftGradients, aliases
 from twinprobe._record.torch.recorder import TorchRecorder
-from twinprobe._record.torch.tensors import TensorBook
+from twinprobe._record.torch.tensors import TensorRegistry
 
 _contiguous = torch.contiguous_format
 _float32 = torch.float32
@@ -47,7 +47,7 @@ def _sees_elements_written() -> bool:
 _MAY_HOLD = _sees_elements_written()
 
 
-class KeptTensors(TensorBook):
+class KeptTensors(TensorRegistry):
     """Every tensor once for each version of it, held until something is written, then copied.
 
     All are held until the run is over, so that nothing else can get the identity of one that is gone.
@@ -119,7 +119,7 @@ class KeptTensors(TensorBook):
 class KeepingRecorder(TorchRecorder):
     """The recorder as live comparison uses it."""
 
-    book: KeptTensors
+    registry: KeptTensors
 
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine]) -> None:
         super().__init__(config, make_engine)
@@ -134,7 +134,7 @@ class KeepingRecorder(TorchRecorder):
     def pass_begins(self) -> None:
         # A second pass adds to the gradients of the first where they lie.
         if self.passes:
-            self.book.settle()
+            self.registry.settle()
         self.passes += 1
 
     def pass_ended(self) -> None:
@@ -146,9 +146,9 @@ class KeepingRecorder(TorchRecorder):
             self.trouble("recording gradients of parameters", error)
 
     def note_parameter_gradient(self, _module: Any, _name: str, gradient: torch.Tensor) -> Any:
-        note = self.book.keep_passing(gradient)
+        note = self.registry.keep_passing(gradient)
         if self.distributed:
-            self.book.settle()
+            self.registry.settle()
         return note
 
     passes = 0

@@ -276,11 +276,15 @@ _tensors = MindSporeTensors(HostRows(values=True, digest=None))
 _no_grad = first_of("mindspore.graph.api:_no_grad", "mindspore.common.api:_no_grad")
 
 
+_STATISTICS = ("moving_mean", "moving_variance")  # of a batch norm: parameters that nothing trains
+
+
 class MindSporeWatcher(EagerWatcher):
     """Cells, optimizers (which are cells too) and backward passes of MindSpore."""
 
     recorder = MindSporeRecorder
     containers = (nn.SequentialCell, nn.CellList)
+    optimizers = _OPTIMIZERS
 
     def quiet(self) -> Any:
         return _no_grad()
@@ -297,6 +301,11 @@ class MindSporeWatcher(EagerWatcher):
 
     def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
         return [(name, parameter) for name, parameter in model.parameters_and_names() if parameter.requires_grad]
+
+    def buffers_of(self, model: Any) -> Iterable[tuple[str, Any, str]]:
+        for path, cell in model.cells_and_names():
+            names = [name for name in (*_STATISTICS, *getattr(cell, "_buffers", ())) if hasattr(cell, name)]
+            yield from ((f"{path}.{name}".lstrip("."), cell, name) for name in names)
 
     def random_state(self) -> bytes:
         return bytes(ms.get_rng_state().asnumpy())

@@ -20,9 +20,10 @@ from twinprobe._record.engine import Engine
 from twinprobe._record.entries import NOT_MINE, Leaf, Note, logger
 from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
-from twinprobe._record.paddle.tensors import PaddleTensors, dtype_name
+from twinprobe._record.paddle.tensors import PaddleTensors
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.watch.eager import EagerWatcher
+from twinprobe._runs.dtypes import dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -256,28 +257,38 @@ def optimizer_steps(step: Callable[[Any, Any, Any, Any], Any]) -> Iterator[Repla
 _tensors = PaddleTensors(HostRows(values=True, digest=None))
 
 
+_STATISTICS = ("_mean", "_variance")  # of a batch norm: parameters that nothing trains
+
+
 class PaddleWatcher(EagerWatcher):
     """Layers, optimizers and backward passes of Paddle."""
 
     recorder = PaddleRecorder
     containers = (paddle.nn.Sequential, paddle.nn.LayerList)
+    optimizers = (paddle.optimizer.Optimizer,)
 
     def quiet(self) -> Any:
         return paddle.no_grad()
 
     def dtype(self, tensor: Any) -> str:
-        return dtype_name(tensor)
+        return dtype_name(tensor.dtype)
 
     def on_host(self, tensor: Any) -> HostTensor | None:
         content = tensor._local_value() if tensor.is_dist() else tensor
         on_cpu = content.is_dense() and content.place.is_cpu_place()
-        array = _tensors.read(content, dtype_name(content)) if on_cpu else None
+        array = _tensors.read(content, dtype_name(content.dtype)) if on_cpu else None
         if array is None:
             return None
-        return HostTensor(dtype_name(content), tuple(content.shape), np.ascontiguousarray(array).reshape(-1))
+        return HostTensor(dtype_name(content.dtype), tuple(content.shape), np.ascontiguousarray(array).reshape(-1))
 
     def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
         return [(name, parameter) for name, parameter in model.named_parameters() if not parameter.stop_gradient]
+
+    def buffers_of(self, model: Any) -> Iterable[tuple[str, Any, str]]:
+        for path, layer in model.named_sublayers(include_self=True):
+            unsaved = layer._non_persistable_buffer_names_set
+            names = [name for name in (*_STATISTICS, *layer._buffers) if name not in unsaved]
+            yield from ((f"{path}.{name}".lstrip("."), layer, name) for name in names if hasattr(layer, name))
 
     def random_state(self) -> bytes:
         # The state is the generator's words, after an address that changes from run to run.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from twinprobe._record.eager.host_rows import RowCache
 from twinprobe._record.entries import Note
-from twinprobe._runs.dtypes import NATIVE, STORAGE
+from twinprobe._runs.dtypes import NATIVE, STORAGE, dtype_name
 
 _ZERO_COPY = 1 << 14  # elements; below, a copy is cheaper than the exchange protocol
 # Held here, because the methods on the class are replaced while a program is recorded.
@@ -39,24 +39,12 @@ class _Exchange:
         return _dlpack_device(self._tensor)
 
 
-_names: dict[Any, str] = {}
-
-
-def dtype_name(tensor: Any) -> str:
-    """``float32`` for paddle.float32."""
-    dtype = tensor.dtype
-    name = _names.get(dtype)
-    if name is None:
-        name = _names[dtype] = str(dtype).rpartition(".")[2]
-    return name
-
-
 class PaddleTensors(RowCache):
     """Notes tensors. One that is as it was gets the same row again."""
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
-        name = dtype_name(tensor)
+        name = dtype_name(tensor.dtype)
         content, extra = _dense(tensor)
         row = None
         if content is not None:

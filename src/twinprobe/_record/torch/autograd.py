@@ -332,7 +332,7 @@ class NodeHook:
             task = graph.note_pass()
             recorder = graph.recorder
             if recorder.shares_notes and recorder.active and not recorder.muted:
-                notes[0] = recorder.book.note
+                notes[0] = recorder.registry.note
         except Exception as error:
             graph.recorder.trouble(_DOING, error)
             return
@@ -508,7 +508,7 @@ class Graph:
         """The backward of a custom autograd function may write to gradients: measure waiting tensors before it runs."""
 
         def guard(_grads: Any) -> None:
-            self.recorder.work(_DOING, self.recorder.book.settle)
+            self.recorder.work(_DOING, self.recorder.registry.settle)
 
         for node in self.index.custom:
             self._guards.append(node.register_prehook(guard))

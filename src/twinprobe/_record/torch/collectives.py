@@ -79,7 +79,7 @@ class Collectives:
         @functools.wraps(inner)
         def leave(context: Any, *args: Any) -> Any:
             result = inner(context, *args)
-            self._recorder.work("measuring after a hidden write", self._recorder.book.forget)
+            self._recorder.work("measuring after a hidden write", self._recorder.registry.forget)
             return result
 
         self._originals.append((home, "__exit__", inner))
@@ -115,7 +115,7 @@ class Collectives:
             return recorder.mode.pass_on(UNSEEN, func, args, kwargs)
         parts: dict[str, Any] | None = None
         with silence():
-            recorder.work("measuring before a collective", recorder.book.forget)
+            recorder.work("measuring before a collective", recorder.registry.forget)
             try:
                 calls = recorder.modules.calls
                 engine.link(entry, calls[-1].name if calls else recorder.loose_parent())
@@ -132,7 +132,7 @@ class Collectives:
             self.inside = False
         with silence():
             # Buffers are written without a new version.
-            recorder.work("measuring after a collective", recorder.book.forget)
+            recorder.work("measuring after a collective", recorder.registry.forget)
             try:
                 if parts is not None:
                     if recorder.outputs:
@@ -140,7 +140,7 @@ class Collectives:
                     recorder.emit_forward(entry, parts)
             except Exception as error:
                 recorder.trouble("recording a collective's outputs", error)
-            recorder.work("measuring after a collective", recorder.book.forget)
+            recorder.work("measuring after a collective", recorder.registry.forget)
             engine.filter.leaving(entry)
         return result
 

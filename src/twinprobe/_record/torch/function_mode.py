@@ -263,7 +263,7 @@ class ApiMode(WatchMode):
                 call.before(*(written or (args, kwargs)))
                 if api.prefix == _WRAPS and call.parts is not None:
                     call.parts["input_args"] = [without_values(item) for item in call.parts.get("input_args", ())]
-                    self._recorder.book.forget()
+                    self._recorder.registry.forget()
         except Exception as error:
             call.parts = self._recorder.mark("recording an API's inputs", error, call.parts)
         try:
@@ -283,7 +283,7 @@ class ApiMode(WatchMode):
                 pending = effect == UNSEEN and api.prefix in _ON_THEIR_WAY
                 call.after(output, pending)
                 if pending:
-                    self._recorder.book.forget()
+                    self._recorder.registry.forget()
         except Exception as error:
             self._recorder.trouble("recording an API's outputs", error)
         return output

@@ -349,7 +349,7 @@ class ModuleHooks(ModuleWatch):
             try:
                 failed = output is None and sys.exc_info()[1] is not call.error
                 if recorder.perturbation is not None and recorder.perturbs_module(call.info):
-                    recorder.book.settle()  # a tensor that waits to be measured may share this memory
+                    recorder.registry.settle()  # a tensor that waits to be measured may share this memory
                     recorder.perturbation.after(output, ())
                 self._leave(call, output, failed)
             except Exception as error:

@@ -9,27 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from twinprobe._measure.engine import STRIP, engine_for
+from twinprobe._measure.engine import engine_for
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
-from twinprobe._measure.sketch import measured, sketch, sketch_at
+from twinprobe._measure.sketch import measured, measured_at, sketch
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
 from twinprobe._record.entries import KERNELS_AFTER, Row, load_kernels_beside
 from twinprobe._record.torch.placements import placement_of
-from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.dtypes import STORAGE, dtype_name
 from twinprobe._runs.sketches import PARTIAL
 from twinprobe._runs.tensors.elements import HostTensor
 
-_names: dict[torch.dtype, str] = {}
 _short = {getattr(torch, name): (name, width) for name, width in FLOATS.items()}
 _measured = 0
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for torch.float32."""
-    name = _names.get(dtype)
-    if name is None:
-        name = _names[dtype] = str(dtype).rpartition(".")[2]
-    return name
 
 
 def packed(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -117,11 +108,8 @@ def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None
     if known is not None:
         size, address = tensor.numel(), tensor.data_ptr()
         name, width = known
-        if size <= STRIP and not address % width:
-            found = sketch_at(name, address, size)
-            if found is not None:
-                values, row = found
-                return (values if values is not None else host_statistics(tensor)), row
+        if not address % width:
+            return measured_at(name, address, size)
     host = host_tensor(tensor.detach())
     return (host_statistics(tensor), None) if host is None else measured(host)
 

@@ -6,101 +6,30 @@ after it. Nothing is changed: all of it is read, by hooks that torch offers.
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from twinprobe._record.entries import Entry
+from twinprobe._record.recorder import OptimizerCycle
 from twinprobe._record.torch.placements import FLAT, stretches_of
 from twinprobe._runs.names import TOTAL_NORM
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Cycle:
-    """Which optimizer's step is the last one of a training step: a model may have several optimizers.
+class Cycle(OptimizerCycle):
+    """Of PyTorch's optimizers."""
 
-    A step ends when every optimizer that holds parameters of the model has stepped. One that steps a second time before
-    that begins a new step, and from then on those that stepped in the step before are waited for: so it is with an
-    optimizer that is never used, or steps only now and then.
-    """
+    @staticmethod
+    def held_by(optimizer: Any) -> Iterable[Any]:
+        return (one for group in getattr(optimizer, "param_groups", ()) for one in group["params"])
 
-    def __init__(self, lengths: Iterable[tuple[int, int]] = ()) -> None:
-        """``lengths`` are those of an earlier run of the same program, see ``lengths``; they leave nothing to guess."""
-        self._known = [length for length, times in lengths for _ in range(times)][::-1]
-        self._own: set[int] = set()
-        self._ours: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._awaited: set[int] | None = None
-        self._stepped: list[int] = []
-        self.lengths: list[list[int]] = []
-        """How many steps of optimizers made each step so far, and how often in a row."""
-
-    def follow(self, parameters: Iterable[Any]) -> None:
-        """These are the model's parameters."""
-        self._own = {id(one) for one in parameters}
-        self._ours.clear()
-        self._awaited = None
-        self._stepped = []
-
-    def holds(self, optimizer: Any) -> bool:
-        """Whether this optimizer holds parameters of the model."""
-        if optimizer in self._ours:
-            return True
-        groups = getattr(optimizer, "param_groups", ())
-        found = any(id(one) in self._own for group in groups for one in group["params"])
-        if found:
-            self._ours.add(optimizer)
-        return found
-
-    def all_alive(self) -> list[Any]:
-        """The optimizers of the model. Wrappers of trainers, whose class has a step of its own, are none."""
-        return [
-            one
-            for one in gc.get_objects()
-            if issubclass(type(one), torch.optim.Optimizer)
-            and getattr(type(one).step, "hooked", False)
-            and self.holds(one)
-        ]
-
-    def repeats(self, optimizer: Any) -> bool:
-        """Before an optimizer steps: whether the step has ended with what stepped before, and a new one has begun."""
-        if self._known or id(optimizer) not in self._stepped:
-            return False
-        self._awaited = set(self._stepped)
-        self._end()
-        return True
-
-    def completes(self, optimizer: Any) -> bool:
-        """After an optimizer has stepped: whether that ends the step."""
-        self._stepped.append(id(optimizer))
-        if self._known:
-            done = len(self._stepped) >= self._known[-1]
-        else:
-            if self._awaited is None:
-                self._awaited = {id(one) for one in self.all_alive()}
-            done = self._awaited.issubset(self._stepped)
-        if done:
-            self._end()
-        return done
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether an optimizer has stepped since the last step ended."""
-        return bool(self._stepped)
-
-    def _end(self) -> None:
-        length = len(self._stepped)
-        if self.lengths and self.lengths[-1][0] == length:
-            self.lengths[-1][1] += 1
-        else:
-            self.lengths.append([length, 1])
-        if self._known:
-            self._known.pop()
-            self._awaited = set(self._stepped)
-        self._stepped = []
+    def is_optimizer(self, candidate: Any) -> bool:
+        # Wrappers of trainers, whose class has a step of its own, are none.
+        kind = type(candidate)
+        return issubclass(kind, torch.optim.Optimizer) and getattr(kind.step, "hooked", False)
 
 
 class Updates:
@@ -114,7 +43,7 @@ class Updates:
     def note_norm(self, norm: Any) -> None:
         """Note what clipping has found before it changes the gradients."""
         if isinstance(norm, torch.Tensor):
-            self._before_clipping = self._recorder.book.note(norm.detach().clone())
+            self._before_clipping = self._recorder.registry.note(norm.detach().clone())
         elif isinstance(norm, int | float):
             self._before_clipping = float(norm)
 
@@ -142,11 +71,11 @@ class Updates:
                     head, whole = name.removesuffix(FLAT), parameter.detach()
                     values = [(head + part, gradient[at], whole[at]) for part, at in stretches]
                 for called, slope, value in values:
-                    gradients.append(recorder.book.note(slope))
+                    gradients.append(recorder.registry.note(slope))
                     parts = {
                         "input_args": [gradients[-1]],
                         "input_kwargs": settings | _steps_taken(optimizer.state.get(parameter)),
-                        "parameters": {"before": recorder.book.note(value)},
+                        "parameters": {"before": recorder.registry.note(value)},
                     }
                     noted.append((Entry(f"Optimizer.{called}.{kind}.{number}.forward", parts), value))
         self._open[id(optimizer)] = noted
@@ -177,16 +106,16 @@ class Updates:
 
     def note_parameters(self, optimizer: Any) -> None:
         """The step is over: note the parameters, and hand over what was noted."""
-        recorder, book = self._recorder, self._recorder.book
-        waits, book.may_wait = book.may_wait, True  # nobody writes to them here: one launch for many
+        recorder, registry = self._recorder, self._recorder.registry
+        waits, registry.may_wait = registry.may_wait, True  # nobody writes to them here: one launch for many
         try:
             for entry, parameter in self._open.pop(id(optimizer), ()):
                 if parameter is not None:
-                    entry.parts["output"] = [book.note(parameter)]
+                    entry.parts["output"] = [registry.note(parameter)]
                 recorder.engine.note_update(entry)
         finally:
-            book.may_wait = waits
-            book.forget()
+            registry.may_wait = waits
+            registry.forget()
 
 
 def _names(models: list[torch.nn.Module]) -> dict[int, str]:

@@ -98,7 +98,7 @@ class Placements:
         self._pipeline = pipeline
         self._reduced = reduced
 
-    def look(self, entry: Entry, placed: dict[str, Any]) -> None:
+    def add(self, entry: Entry, placed: dict[str, Any]) -> None:
         """Add the placements of an entry's tensors, by the names that these have."""
         for note, name in notes_of(entry):
             if type(note.extra) is Placed:

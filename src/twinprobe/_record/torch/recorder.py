@@ -1,4 +1,4 @@
-"""The recorder of PyTorch: module hooks, the function mode, gradients and the tensor book, tied together."""
+"""The recorder of PyTorch: module hooks, the function mode, gradients and the registry of tensors, tied together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fa
 from twinprobe._record.torch.host import host_digest, host_tensor
 from twinprobe._record.torch.optimizer import Updates
 from twinprobe._record.torch.placements import FLAT, PipelineStages, Placements, flattened
-from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
+from twinprobe._record.torch.tensors import TensorRegistry, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, process_rank, rounding_settings
 from twinprobe._runs.names import TOTAL_NORM
 from twinprobe._runs.tensors.elements import HostTensor
@@ -122,13 +122,13 @@ class OptimizerScope:
         return loss
 
     def _note_gradients(self, optimizer: Any) -> None:
-        self._recorder.work("measuring before an optimizer's step", self._recorder.book.settle)
+        self._recorder.work("measuring before an optimizer's step", self._recorder.registry.settle)
         self._note("recording what an optimizer sees", "note_gradients", optimizer, self._models)
 
     def finish(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has made its step."""
         self.inside = max(0, self.inside - 1)
-        self._recorder.work("measuring after an optimizer's step", self._recorder.book.forget)
+        self._recorder.work("measuring after an optimizer's step", self._recorder.registry.forget)
         self._note("recording what an optimizer did", "note_parameters", optimizer)
         self._recorder.work("letting the program go on", self._recorder.mode.rest)
 
@@ -175,7 +175,7 @@ class PassGradients(ParameterGradients):
         if not recorder.active or recorder.muted:
             return
         if (group, name) in self._waiting:  # a pass inside a pass: this one will be added to the first
-            recorder.book.settle()
+            recorder.registry.settle()
         self._waiting.add((group, name))
         recorder.graph.note_pass()
         super()._arrived(group, name, gradient)
@@ -197,10 +197,10 @@ class TorchRecorder(Recorder):
 
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         super().__init__(config, make_engine)
-        self.book = TensorBook(values=config.measures, digest=config.digest, sketch=config.sketches)
+        self.registry = TensorRegistry(values=config.measures, digest=config.digest, sketch=config.sketches)
         self.values = TorchValues(self)
         copies = config.task == "tensor" or bool(config.tensor_names) or config.summaries
-        note = self.values.tensor if copies else self.book.note
+        note = self.values.tensor if copies else self.registry.note
         self.capture = Capturer(self.values, self.failed, {torch.Tensor: note, torch.nn.Parameter: note})
         self.graph = Graph(self)
         self.optimizer = OptimizerScope(self)
@@ -218,7 +218,7 @@ class TorchRecorder(Recorder):
 
     @property
     def deferred(self) -> bool:
-        return self.book.deferred
+        return self.registry.deferred
 
     @property
     def attached(self) -> bool:
@@ -237,10 +237,10 @@ class TorchRecorder(Recorder):
         return host_tensor(payload)
 
     def collect(self) -> Callable[[], None] | None:
-        return self.book.collect()
+        return self.registry.collect()
 
     def let_go(self) -> None:
-        self.book.let_go()
+        self.registry.let_go()
 
     def finished(self, update: Entry) -> Entry:
         return with_total_norm(update) if update.name.startswith(TOTAL_NORM) else update
@@ -265,7 +265,7 @@ class TorchRecorder(Recorder):
             own |= {name: getattr(module, name, None) for name in self.flattened.get(id(module), ())}
         notes = {name: self.capture(parameter) for name, parameter in own.items() if parameter is not None}
         if self.distributed and own:
-            self.book.settle()  # sharded parameters are freed without a trace when their module is left
+            self.registry.settle()  # sharded parameters are freed without a trace when their module is left
         return notes
 
     def watched_parameters(self, info: ModuleInfo) -> dict[str, Any]:
@@ -316,14 +316,14 @@ class TorchRecorder(Recorder):
                 setattr(FUNCTION, REGISTER, without_handle)
             self.mode.attach()
             self.compiled.attach()
-            self.book.may_wait = True
+            self.registry.may_wait = True
 
     def watch_parameters(self) -> None:
         """Wait for the gradients of all watched modules' parameters."""
         self.parameters.attach(self.modules.infos.values())
 
     def _release(self) -> None:
-        self.book.may_wait = False
+        self.registry.may_wait = False
         for part in (
             self.mode.detach, self.compiled.detach, self.graph.close, self.parameters.detach, self.modules.detach,
             self.collectives.detach, self.reduced.detach, self.optimizer.detach,
@@ -390,7 +390,7 @@ class TorchRecorder(Recorder):
         the pass ends, unless gradients are exchanged between ranks."""
         note = self.capture(gradient)
         if self.distributed:
-            self.book.settle()
+            self.registry.settle()
         return note
 
     def pass_begins(self) -> None:
@@ -398,7 +398,7 @@ class TorchRecorder(Recorder):
 
     def pass_ended(self) -> None:
         """A whole backward pass is over; from here on ``.grad`` may be written."""
-        self.book.settle()
+        self.registry.settle()
         self.parameters.flush()
 
 

@@ -36,7 +36,7 @@ class StorageNumbers:
     so that the record's place cannot be given to another one."""
 
     def __init__(self) -> None:
-        self.held: dict[int, int] = {}  # weak references by the place of the record; TensorBook.note adds them
+        self.held: dict[int, int] = {}  # weak references by the place of the record; TensorRegistry.note adds them
         self.moved: dict[int, int] = {}  # those with another number by now; both are always the same dictionaries
         self._next = -1  # no place is negative
 
@@ -113,7 +113,7 @@ _REAL = {
 }
 
 
-class TensorBook:
+class TensorRegistry:
     """Notes tensors. A tensor already noted with the same storage, view and version gets the same row again."""
 
     def __init__(self, *, values: bool, digest: str | None, sketch: bool = False) -> None:
@@ -388,11 +388,11 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
             return
         if torch._C._current_graph_task_id() >= 0:  # an optimizer that steps while gradients are computed
             return
-        self._recorder.book.forget()
+        self._recorder.registry.forget()
         beneath = self._leave()
         if beneath >= 0:
             self._resting = beneath, threading.get_ident()
-            self.attached = self._recorder.book.may_wait = False
+            self.attached = self._recorder.registry.may_wait = False
 
     def wake(self) -> None:
         """A module is called: be where this mode was. Modes above it are the program's, which leave from the top."""
@@ -402,8 +402,8 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         if thread != threading.get_ident():
             return
         self._resting = None
-        self._recorder.book.forget()
-        self._recorder.book.may_wait = True
+        self._recorder.registry.forget()
+        self._recorder.registry.may_wait = True
         if self._aside:
             self._removed = True
             return
@@ -414,7 +414,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
     def step_aside(self) -> None:
         """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
-        self._recorder.work("measuring", self._recorder.book.settle)  # its writes go unseen
+        self._recorder.work("measuring", self._recorder.registry.settle)  # its writes go unseen
         self._aside += 1
         if self._aside == 1 and self.attached and self._leave() >= 0:
             self._removed = True
@@ -450,7 +450,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         if gradients is not self._gradients:
             self._gradients = gradients
             if not gradients:
-                self._recorder.book.settle()
+                self._recorder.registry.settle()
         effect = self._effects.get(func)
         if effect is None:
             effect = self._effects[func] = effect_of(func)
@@ -460,9 +460,9 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         """Measure waiting tensors if the call writes; reuse no row of memory that the call hands out."""
         try:
             if effect == WRITES or (kwargs and writes_by_keyword(kwargs)):
-                self._recorder.book.settle()
+                self._recorder.registry.settle()
             elif effect == REACHES and args and isinstance(args[0], torch.Tensor):
-                self._recorder.book.forget_storage(args[0])
+                self._recorder.registry.forget_storage(args[0])
         except Exception as error:
             self._recorder.trouble("measuring what is about to be written", error)
 
@@ -474,7 +474,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
             if func is torch.Tensor.backward:
                 return self._run_backward(*args, **kwargs)
             return self._run_engine(*args, **kwargs)
-        work, forget = self._recorder.work, self._recorder.book.forget
+        work, forget = self._recorder.work, self._recorder.registry.forget
         work("measuring before a call that writes", forget)
         try:
             return func(*args, **kwargs)

@@ -205,7 +205,7 @@ class TorchValues:
 
     def tensor(self, value: torch.Tensor) -> Note:
         """Note one tensor."""
-        return self._recorder.book.note(value, self._recorder.save)  # type: ignore[no-any-return]
+        return self._recorder.registry.note(value, self._recorder.save)  # type: ignore[no-any-return]
 
     def __call__(self, value: Any, key: str | None) -> Any:  # noqa: PLR0911
         if isinstance(value, torch.Tensor):

@@ -17,6 +17,7 @@ from twinprobe._measure.statistics import statistics
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.apis import Replaced, calling
+from twinprobe._record.recorder import OptimizerCycle
 from twinprobe._record.watch import MOST_ELEMENTS, ODD, Watcher, mixed_digests, named_inputs
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.watch import DIGEST
@@ -33,13 +34,18 @@ class EagerWatcher(Watcher):
 
     recorder: ClassVar[Any]  # the framework's recorder: its classes, settings, ranks and modules
     containers: ClassVar[tuple[type, ...]]  # which hold blocks
+    optimizers: ClassVar[tuple[type, ...]]
 
     def __init__(self, config: RecordConfig) -> None:
         super().__init__(config)
         self._entries: set[int] = set()
         self._blocks: dict[int, Any] = {}
         self.parameters: dict[str, Any] = {}
-        self._optimizer: Any = None
+        self._buffers: list[tuple[str, Any, str]] = []  # a module may replace the tensor
+        self.cycle = _Cycle(self)
+        self._first_groups: dict[int, int] = {}  # by the id of an optimizer: the number of its first group
+        self._groups = 0
+        self._graded: set[str] = set()  # parameters whose gradients are noted in this step
         self._updating = self.passes = 0  # of optimizers' steps, of backward passes
         self._fingerprint: Any = None
 
@@ -62,6 +68,10 @@ class EagerWatcher(Watcher):
         """The trainable parameters by name."""
 
     @abstractmethod
+    def buffers_of(self, model: Any) -> Iterable[tuple[str, Any, str]]:
+        """Saved values that no optimizer trains: name in PyTorch's words, the module that holds it, its attribute."""
+
+    @abstractmethod
     def random_state(self) -> bytes:
         """The state of the generator of random numbers."""
 
@@ -80,7 +90,7 @@ class EagerWatcher(Watcher):
 
     def attach(self, models: Any) -> None:
         base = self.recorder.module_class
-        self._blocks, self.parameters = {}, {}
+        self._blocks, self.parameters, self._buffers = {}, {}, []
         candidates: list[str] = []
         for prefix, model in self.named_models(models, base, self.recorder.module_title):
             named = {prefix + path: module for path, module, _ in self.recorder.watched_modules(model)}
@@ -88,7 +98,9 @@ class EagerWatcher(Watcher):
             for name in self._chosen(named):
                 self._blocks[id(named[name])] = self._block(name)
             self.parameters |= {prefix + name: parameter for name, parameter in self.parameters_of(model)}
+            self._buffers += [(prefix + name, home, attribute) for name, home, attribute in self.buffers_of(model)]
         self.refuse_unmatched(candidates, candidates)
+        self.cycle.follow(self.parameters.values())
         self._entries = {id(model) for model in self._models}
         self._handles = [Replaced(base, "__call__", calling(self.called)), *self.hooks()]
 
@@ -235,25 +247,25 @@ class EagerWatcher(Watcher):
 
     def update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]], act: Callable[[], Any]) -> Any:
         """An optimizer makes a step, with pairs of parameters and gradients."""
-        if self._updating or not self.attached or not self._is_ours(optimizer):
+        if self._updating or not self.attached or not self.cycle.holds(optimizer):
             return act()
+        if self.cycle.repeats(optimizer):
+            self._noted = False
+            self._graded.clear()
+            self.end_parts()
         self.has_optimizer = True
         self._updating += 1
         try:
-            if (self.active or self.step.forwards) and self.wanted:
+            if (self.active or self.step.forwards or self._parts) and self.wanted:
                 self.work(self._note_update, optimizer, gradients)
             return act()
         finally:
             self._updating -= 1
-            self.end_step()
-
-    def _is_ours(self, optimizer: Any) -> bool:
-        """Whether this is the optimizer whose steps count: the first that holds parameters of the model."""
-        if self._optimizer is None:
-            own = {id(parameter) for parameter in self.parameters.values()}
-            if any(id(parameter) in own for parameter in self.held_by(optimizer)):
-                self._optimizer = optimizer
-        return self._optimizer is optimizer
+            if self.cycle.completes(optimizer):
+                self.end_step()
+            else:
+                self._hand_over()
+                self.end_part()
 
     @abstractmethod
     def held_by(self, optimizer: Any) -> Iterable[Any]:
@@ -265,10 +277,15 @@ class EagerWatcher(Watcher):
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for parameter, gradient in gradients:
             name = names.get(id(parameter))
-            if name is not None and gradient is not None:
+            if name is not None and gradient is not None and name not in self._graded:  # two may hold the same
+                self._graded.add(name)
                 self.measure([self.series(f"gradient.{name}.{kind}") for kind in ("norm", "max")], gradient)
-        for key, value in self.settings_of(optimizer):
-            self.note(f"group.{key}", value)
+        settings = [(*key.split(".", 1), value) for key, value in self.settings_of(optimizer)]
+        if id(optimizer) not in self._first_groups:
+            self._first_groups[id(optimizer)] = self._groups
+            self._groups += len({group for group, _, _ in settings})
+        for group, key, value in settings:
+            self.note(f"group.{self._first_groups[id(optimizer)] + int(group)}.{key}", value)
 
     def note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
@@ -277,13 +294,42 @@ class EagerWatcher(Watcher):
             self.measure([self.series(f"parameter.{name}.{kind}") for kind in ("norm", "max")], parameter)
 
     def end_step(self) -> None:
+        if self._buffers and self.wanted and (self.step.forwards or self._parts):
+            self.work(self._note_buffers)
+        self._hand_over()
+        self._noted = False
+        self._graded.clear()
+        super().end_step()
+
+    def _note_buffers(self) -> None:
+        """The running statistics that this step's forward has left."""
+        for name, home, attribute in self._buffers:
+            buffer = getattr(home, attribute, None)
+            if isinstance(buffer, self.recorder.tensor_class) and self.dtype(buffer) in _EPS:
+                self.measure([self.series(f"buffer.{name}.{kind}") for kind in ("norm", "max")], buffer)
+
+    def _hand_over(self) -> None:
+        """What is known at the end of a step, or of an optimizer's part of it."""
         if self.wanted:
             if not self._noted and self.step.forwards:
                 self.work(self.note_parameters)
             for loss in self._losses.get("log") or self._losses.get("backward") or []:
                 self.step.pending.append(functools.partial(_arrived, self.series("loss"), loss))
-        self._losses, self._noted = {}, False
-        super().end_step()
+        self._losses = {}
+
+
+class _Cycle(OptimizerCycle):
+    """Of the optimizers that a watcher knows."""
+
+    def __init__(self, watcher: EagerWatcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def held_by(self, optimizer: Any) -> Iterable[Any]:
+        return self._watcher.held_by(optimizer)
+
+    def is_optimizer(self, candidate: Any) -> bool:
+        return issubclass(type(candidate), self._watcher.optimizers)
 
 
 def _arrived(place: int, tensor: Any) -> tuple[list[int], NDArray[np.float64]]:

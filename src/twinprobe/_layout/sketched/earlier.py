@@ -1,0 +1,89 @@
+"""Values before the first difference that differ although their statistics do not: the first difference is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from twinprobe._judge.origin import Divergence
+from twinprobe._judge.search import OUTSIDE
+from twinprobe._layout.whole import Whole
+from twinprobe._layout.wrong_ranks import misplaced, numbers_of, other_data
+from twinprobe._runs.names import parse_op
+from twinprobe._runs.run import Run
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ON_RANKS = "differs on rank"
+_MOST_WORDS = 64  # values that ranks were given
+_SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
+_PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
+
+
+def earlier_value(first: Divergence | None, target: Run, golden: Run, pairs: pl.DataFrame) -> Divergence | None:
+    """What ranks were given, or hold, and differs before the first difference; None where there is nothing."""
+    if first is None or not isinstance(target, Whole) or isinstance(golden, Whole) or first.op not in target.ops:
+        return None
+    return _other_data(first, target, golden, pairs) or _other_shards(first, target, golden, pairs)
+
+
+def moved(first: Divergence, op: str, argument: str, other: str, order: int, module: str, said: str) -> Divergence:
+    """A first difference in another place, a value that comes from outside."""
+    return replace(first, op=op, row=f"{op}.{argument}", golden_row=other, order=order, argument=argument,
+                   module=module, sentence=said, begins=OUTSIDE, target_values={}, golden_values={}, kinds=[],
+                   relative_error=None, error_eps=None, expected_eps=None, times_noise=None)  # fmt: skip
+
+
+def _other_data(first: Divergence, whole: Whole, golden: Run, pairs: pl.DataFrame) -> Divergence | None:
+    """Whole numbers that ranks were given and that differ: words of a batch have extremes, but no other statistics.
+
+    Then the first difference is there, and not in a call that makes something else of them; so are other values of
+    golden's statistics that the first call was given.
+    """
+    whole_numbers = pairs["t_dtype"].str.contains("int") & ~pairs["t_name"].str.contains(_PLACES)
+    given = pairs["t_name"].str.contains(r"\.input\.") & whole_numbers & pairs["t_max"].is_not_null()
+    if "inputs agree" in first.sentence:
+        given |= pairs["t_name"].str.starts_with(f"{first.op}.input.") & pairs["t_dtype"].str.contains("float")
+    rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
+    columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
+    for order, row, partner, name, other in columns.iter_rows():
+        op = whole.pieces["op"][row]
+        ranks = other_data(whole, row, golden, partner) if order <= first.order else []
+        data = "int" in pairs["t_dtype"][order]
+        if ranks and (data or len(ranks) < len(whole.ranks)):
+            argument, words = name.removeprefix(f"{op}."), "comes from outside" if data else "has golden's statistics,"
+            said = f"{argument}: it {words} and {ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            around = op if parse_op(op).is_module else whole.parents.get(op)
+            return moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
+    return None
+
+
+def _other_shards(first: Divergence, whole: Whole, golden: Run, pairs: pl.DataFrame) -> Divergence | None:
+    """A parameter before the first difference whose shards lie on other ranks, or have other numbers on some ranks:
+    their statistics are golden's."""
+    held = pairs["t_name"].str.contains(".parameters.", literal=True) & pairs["t_row"].is_not_null()
+    rows = pairs.with_row_index("order").filter(held & pairs["g_row"].is_not_null())
+    for order, row, partner, name, other in rows.select("order", "t_row", "g_row", "t_name", "g_name").iter_rows():
+        if order > first.order + _SAME_CALL:
+            break
+        said = misplaced(whole, row, golden, partner) or _other_numbers(whole, row, golden, partner)
+        if said:
+            op, _, argument = name.rpartition(".parameters.")
+            words = f"parameters.{argument}: the parameter differs: {said}"
+            return moved(first, op, f"parameters.{argument}", other, order, parse_op(op).body, words)
+    return None
+
+
+def _other_numbers(whole: Whole, row: int, golden: Run, partner: int) -> str:
+    """Whether some ranks have other numbers than golden in their shards, and others have golden's, in words.
+
+    A fused parameter lies in another order on all ranks. After a step, noise may have moved a parameter.
+    """
+    pieces = whole.pieces_of(row)
+    if whole.step != 0 or max(whole.ways.get(row, (-1,))) < 0 or any(whole.placements_of(row)):
+        return ""
+    ranks = other_data(whole, row, golden, partner)
+    if not ranks or len(ranks) == len(pieces):
+        return ""
+    return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)} {'have' if len(ranks) > 1 else 'has'} other numbers there"

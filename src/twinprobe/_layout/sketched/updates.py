@@ -1,0 +1,135 @@
+"""Whose shard of what an optimizer reads is wrong: its file has statistics alone, the dumps beside it tell the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import bare_path, dims, epsilon
+from twinprobe._layout.pieces import AXES, Piece, Placement, rows_of
+from twinprobe._layout.ranks import gradients_of
+from twinprobe._layout.sketched.blocks import CLOSE, sketch_of
+from twinprobe._layout.whole import Whole
+from twinprobe._layout.wrong_ranks import numbers_of
+from twinprobe._measure.sketch import block_length
+from twinprobe._runs.names import OPTIMIZER, parse_op
+from twinprobe._runs.run import Run, open_run
+from twinprobe._runs.sketches import BLOCKS
+from twinprobe._runs.table import GRADIENT, PARAMETER, STATS
+from twinprobe.errors import TwinProbeError
+
+_GIVEN, _BEFORE = ".input.0", ".parameters.before"
+
+
+def odd_updates(
+    whole: Whole, other: Run, rows: Sequence[tuple[int, int]], dumps: Mapping[int, Path], golden: Path
+) -> list[str]:
+    """Of differing gradients and parameters of an optimizer, by their rows and golden's: whose are wrong, in words.
+
+    ``dumps``: the calls of each rank, and of golden.
+    """
+    found = []
+    for row, partner in rows:
+        name = whole.table["name"][row]
+        words = _since_backward(whole, row, dumps) if name.endswith(_GIVEN) else ""
+        words = words or _by_golden_blocks(whole, row, other, partner, golden)
+        found += [f"{name}: {words}"] if words else []
+    return found
+
+
+def _since_backward(whole: Whole, row: int, dumps: Mapping[int, Path]) -> str:
+    """Whether some ranks' optimizers were given another gradient than their backward passes made, and others not."""
+    module, parameter = _parameter(whole.table["name"][row])
+    pieces = whole.pieces_of(row)
+    own = [gradients_of(dumps[piece.rank], module, parameter) if piece.rank in dumps else [] for piece in pieces]
+    wrong = [at for at, (piece, made) in enumerate(zip(pieces, own, strict=True)) if piece.stats not in made]
+    if not all(own) or not 0 < len(wrong) < len(pieces):
+        return ""
+    norms = [(pieces[at].stats[3], own[at][-1][3]) for at in wrong]
+    factors = [mine / made for mine, made in norms if mine is not None and made]
+    times = f": {factors[0]:.4g} times that" if len(factors) == len(wrong) == 1 else ""
+    ranks = numbers_of(sorted({pieces[at].rank for at in wrong}))
+    return f"on rank {ranks} it is not the gradient of the backward pass{times}; on the others it is"
+
+
+def _by_golden_blocks(whole: Whole, row: int, other: Run, partner: int, golden: Path) -> str:
+    """The ranks whose shards have another norm than the blocks of golden's value in their rows."""
+    name, pieces = whole.table["name"][row], whole.pieces_of(row)
+    goal, shape = _golden_sketch(other, partner, name, golden), dims(other.table["shape"][partner])
+    held = [_rows_held(whole, row, piece, placement, shape)
+            for piece, placement in zip(pieces, whole.placements_of(row), strict=True)]  # fmt: skip
+    if goal is None or not shape or goal["whole"] != prod(shape) or any(rows is None for rows in held):
+        return ""
+    close = 2 * max(CLOSE, epsilon(other.table["dtype"][partner]))  # of squares
+    wrong = set()
+    for piece, rows in zip(pieces, held, strict=True):
+        least, most = _between(goal, rows, shape)  # type: ignore[arg-type]
+        square = (piece.stats[3] or 0.0) ** 2
+        if most > least * (1 + close):
+            return ""  # blocks that the rows of two ranks share
+        if not least * (1 - close) <= square <= most * (1 + close):
+            wrong.add(piece.rank)
+    ranks = sorted(wrong)
+    if not ranks or len(ranks) == len({piece.rank for piece in pieces}):
+        return ""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}'s shard differs"
+    return f"the shards of ranks {numbers_of(ranks)} differ"
+
+
+def _parameter(name: str) -> tuple[str, str]:
+    """The module and the name of a parameter, from a row of its update."""
+    path = parse_op(name.removesuffix(_GIVEN).removesuffix(_BEFORE)).body.rpartition(".")[0]
+    module, _, parameter = bare_path(path.removeprefix(OPTIMIZER)).rpartition(".")
+    return module, parameter
+
+
+def _golden_sketch(other: Run, partner: int, name: str, golden: Path) -> Any:
+    """The sketch of the same value in golden's calls, which has the same statistics there."""
+    import polars as pl
+
+    try:
+        run = open_run(golden)
+    except TwinProbeError:
+        return None
+    module, parameter = _parameter(name)
+    role = GRADIENT if name.endswith(_GIVEN) else PARAMETER
+    rows = run.table.filter((pl.col("role") == role) & pl.col("name").str.contains(rf"\.{parameter}(\.\d+)?$"))
+    stats = tuple(other.table[stat][partner] for stat in STATS)
+    for op, own, *values in rows.select("op", "name", *STATS).iter_rows():
+        if bare_path(parse_op(run.ops[op]).body) == module and tuple(values) == stats:
+            return sketch_of(run, own)
+    return None
+
+
+def _rows_held(
+    whole: Whole, row: int, piece: Piece, placement: Placement | None, shape: tuple[int, ...] | None
+) -> NDArray[np.int64] | None:
+    """Which rows of a value a rank holds; None where it is cut along another dimension too, or nothing is known."""
+    if placement is not None:
+        return None if max(placement.ways) > 0 or min(placement.ways) < -1 else rows_of(placement, piece.rank)
+    way, at = whole.ways.get(row, ()), AXES.index("tp")
+    if not shape or len(way) != len(AXES) or way[at] != 0 or max(way[:at]) >= 0 or not piece.shape:
+        return None
+    if piece.shape[0] * whole.layout.tp != shape[0]:  # unequal parts, or some that ranks share
+        return None
+    return np.arange(piece.shape[0]) + piece.place[at] * piece.shape[0]
+
+
+def _between(goal: Any, rows: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[float, float]:
+    """What the squares of a value's rows add up to, at least and at most, by the norms of its blocks."""
+    count, inner = prod(shape), prod(shape[1:])
+    length, squares = block_length(count), goal["block_norm"].astype(np.float64) ** 2
+    held = np.zeros(count, dtype=bool) if count < 1 << 26 else None
+    if held is None:
+        return 0.0, inf
+    held.reshape(shape[0], inner)[rows] = True
+    filled = np.add.reduceat(held, np.arange(0, count, length), dtype=np.int64)
+    sizes = np.minimum(length, count - length * np.arange(len(filled)))
+    squares = squares[: min(len(filled), BLOCKS)]
+    return float(squares[filled == sizes].sum()), float(squares[filled > 0].sum())
