@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds.by_statistics import statistic_kinds
-from twinprobe._judge.kinds.recorded import (
+from twinprobe._judge.deviation import (
     GRADIENT,
     INPUT,
     OUTPUT,
@@ -22,6 +21,7 @@ from twinprobe._judge.kinds.recorded import (
     Side,
     Suspect,
 )
+from twinprobe._judge.kinds.by_statistics import statistic_kinds
 
 Array = NDArray[Any]
 SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], (64, 4096))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from twinprobe._judge.deviation import Kind
 from twinprobe._judge.kinds.by_tensors import tensor_cause, tensor_kinds
-from twinprobe._judge.kinds.recorded import Kind
 
 Array = NDArray[Any]
 SHAPE = (2, 16, 4, 32)

@@ -169,7 +169,7 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         evidence.noise = np.fmax(
             np.where(left, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
         )
-    target.settings[HIDDEN_PRECISION] = max(hidden_precision(target), hidden_precision(golden))
+    target.settings[HIDDEN_PRECISION] = hidden_precision(target, golden)
     judged = judge(target, evidence, options.thresholds)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)

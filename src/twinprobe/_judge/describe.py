@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._align.calls import dims
-from twinprobe._judge.deviation import dtypes_differ
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
-from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
-from twinprobe._judge.kinds.recorded import (
+from twinprobe._judge.deviation import (
     Kind,
     Row,
     Suspect,
+    dtypes_differ,
     nearby_of,
     parameters_of,
     shown_value,
@@ -24,6 +22,8 @@ from twinprobe._judge.kinds.recorded import (
     sizes_of,
     sketches_of,
 )
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
+from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, Divergence, begins_backward, clipping, result_rows
 from twinprobe._judge.search import (

@@ -1,21 +1,23 @@
-"""How far apart a pair of recorded values is, in one number and one word."""
+"""How far apart a pair of recorded values is, in one number and one word, and what was recorded of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import canonicals, dims, epsilons
-from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import Family, is_smooth, operation_of, orders
+from twinprobe._align.calls import all_dims, canonicals, dims, epsilons
+from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
-from twinprobe._runs.names import FORWARD, FORWARD_CALL, FUNCTION_OF_ROW
-from twinprobe._runs.table import GRADIENT, INPUT, NULL, OUTPUT, STATS, TENSOR, TEXT, VALUE
+from twinprobe._runs import table as tables
+from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
+from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -353,161 +355,145 @@ def other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     return other, smooth
 
 
-_UNFILLED = 1e-3, 16.0  # what is left beside infinities: a share, or so many epsilons
-_FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
+# What two runs recorded of the call at which they part and of what is near it, as the rules of kinds read it.
+
+_NEARBY = 400  # rows before and after: a layer of a transformer with its functions
 
 
-@dataclass
-class Values:
-    """What is known of the values of each row."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One answer, stated only where it holds."""
 
-    error: Floats  # relative
-    distance: Floats  # absolute: the norm of the difference
-    norm: Floats
-    rms: Floats
-    elements: Floats
-    epsilon: Floats
-    mean: Floats
-    masked: Bools
-    grain: Floats  # the coarsest epsilon met so far, in the order of the run
+    name: str  # one of those that docs/metrics.md lists
+    sentence: str
+    confidence: float
+    evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
-    """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
-    own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
-    norm = np.where(pairs["g_row"].is_null().to_numpy(), own, norm)  # what one run alone has is as large as it is there
-    high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
-    amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
-    elements = np.maximum(flow.elements[1], flow.elements[0])
-    order = np.lexsort((np.arange(len(epsilon)), np.maximum(flow.of_row, 0)))
-    grain = np.empty_like(epsilon)
-    grain[order] = np.maximum.accumulate(np.fmax(epsilon[order], 2.0**-52))
-    with np.errstate(invalid="ignore", over="ignore"):
-        unknown = ~np.isfinite(norm)
-        # Of a tensor that has elements alone and no statistics, the relative error is known; any size will do.
-        amplitude = np.where(np.isnan(amplitude) & np.isfinite(error), 1.0, np.nan_to_num(amplitude))
-        norm = np.where(unknown, amplitude * np.sqrt(elements), norm)
-        rms = norm / np.sqrt(np.maximum(elements, 1))
-        # An error against nothing: the target's own size is the distance.
-        distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
-        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them. Sketches and
-        # tensors' errors leave infinities out, but nobody knows how large the rest is: noise takes it no further.
-        filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
-        masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
-        masked &= (
-            np.isfinite(filled[1]) | ~np.isfinite(error) | (error <= np.maximum(_UNFILLED[0], _UNFILLED[1] * grain))
-        )
-        distance = np.where(masked & (error != 0), np.nan, distance)
-        top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
-        norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)
-        distance = np.where(
-            np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
-        )
-    return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0), grain)
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one run recorded of a value. None where it did not."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    max: float | None = None
+    min: float | None = None
+    mean: float | None = None
+    norm: float | None = None
+    value: str | None = None  # the text of a plain argument: a number, a flag, a string, None
+    sketch: NDArray[Any] | None = None  # 64 signed sums: of 16 blocks, four each
+    l1: float | None = None
+    zeros: int | None = None  # how many elements are zero
+    not_finite: int | None = None  # how many elements are NaN or infinite
+    stored: NDArray[Any] | None = None  # the sketch of a tensor that is compared in another order than it is stored in
 
 
-def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
-    """Errors, with those that a normalisation hides from statistics.
-
-    Whatever comes in, it gives rows of one norm and mean, and where a part of a batch is wrong, the extremes may lie in
-    another. What is known of its output is the error that came in, until the next call shows what became of it.
-    """
-    normed = flow.each_call(lambda op: op.direction == FORWARD and operation_of(op).family == Family.NORM)
-    inputs = flow.first_inputs(normed)
-    came = np.zeros(len(flow.ops) + 1)
-    came[flow.of_row[inputs]] = np.nan_to_num(error[inputs], posinf=0.0)
-    made = by_statistics & (flow.role == OUTPUT) & flow.spread(normed) & (error != 0)
-    grown = np.where(made, np.fmax(error, came[flow.of_row]), error)
-    source = np.maximum(flow.source, 0)
-    read = by_statistics & (flow.source != NONE) & made[source]
-    hidden: Floats = np.where(read, np.fmax(grown, grown[source]), grown)
-    return hidden
+INPUT, PARAMETER, OUTPUT, GRADIENT = "input", "parameter", "output", "gradient"
 
 
-def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
-    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
-    further apart than noise comes: scores that were masked out are no longer there to choose. Among equal values a
-    kernel takes any: places that differ where the values in order are the same are those of ties. What one run alone
-    has has no partner to flip against."""
-    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
-    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
-    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
-    unsure[flow.of_row[inputs & far]] = False
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    whole = matched & outputs & (values.epsilon == 0) & (values.elements > 0)
-    other = values.error != 0
-    tied = np.append(flow.each_call(lambda op: op.direction == FORWARD and orders(op)), False)
-    tied[flow.of_row[(flow.role == INPUT) & (values.elements > 0) & other]] = False
-    differing = np.bincount(flow.of_row[outputs & other], minlength=len(tied))
-    tied &= differing < np.maximum(np.bincount(flow.of_row[outputs], minlength=len(tied)), 2)
-    flips: Bools = whole & (unsure | tied)[flow.of_row] & (np.nan_to_num(values.error) != 0)
-    return flips
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value of the call in both runs."""
+
+    name: str  # as a user knows it: ``scale``, ``input.0``, ``weight``
+    role: str  # INPUT, PARAMETER, OUTPUT or GRADIENT (of a parameter, or what a backward call hands on)
+    target: Side | None
+    golden: Side | None
+    expected: float = 0.0  # the relative error that noise explains
 
 
-_BETWEEN = 8.0  # roundings that code between recorded calls may add
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """The call at which the runs part, with all that is known of it."""
+
+    name: str  # the call's full name, as in the dump
+    rows: Sequence[Row]
+    presence: str = "both"  # both, target (an extra call) or golden (a missing one)
+    parameters: Sequence[tuple[str, Side]] = ()
+    """All parameters of the golden run, and of its other ranks, with full names: to find one that was exchanged."""
+    tensors: Sequence[tuple[str, Side]] = ()
+    """Tensors of the golden run near this call, nearest first: one of them may be the difference, or what came in."""
+    counts: Mapping[str, int] = field(default_factory=dict)  # that a factor may come from: ``{"world size": 8}``
+    unpaired: Sequence[str] = ()
+    """Calls near this one that only the other run makes, by name: then a call was replaced, or moved."""
+    from_outside: bool = False  # the inputs that differ come from no recorded call: the batch, a mask, a state
+    place: str = ""  # the path of the enclosing module, or ``optimizer``
+    kept: str = ""  # what speaks for the gradient of an earlier pass in what an optimiser reads
 
 
-def arrived(flow: Flow, values: Values, few: Floats, nothing: Bools) -> Floats:
-    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
-
-    ``few``: see ``shown_by_means``. ``nothing``: rows that are nothing but rounding, of which nothing else is made.
-    """
-    count = len(flow.ops)
-    # What lies under a mask was not compared.
-    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
-    error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
-    error[nothing] = 0.0
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
-    given, entered = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
-    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
-    known = ~np.isnan(values.error)
-    unseen, closed = np.ones((2, count), dtype=bool)
-    unseen[flow.of_row[outputs & known]] = False
-    closed[flow.of_row[inputs & known]] = False
-    inner = np.flatnonzero(flow.parent >= 0)
-    for call in inner[unseen[flow.parent[inner]]].tolist():
-        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
-    so_far = np.zeros(count)
-    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
-    owner = flow.parent[order]
-    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
-    scopes = list(zip(edges, [*edges[1:], count], strict=True))
-    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
-        members = order[begin:end]
-        around = int(owner[begin])
-        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
-        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
-        so_far[members] = reached[:-1]
-    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
-    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
-    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
-    return distance
+def shown_value(row: dict[str, Any], side: str) -> str:
+    """One side of a row in words: a plain value, or the shape of a tensor."""
+    text, number = row[f"{side}_max_text"], row[f"{side}_max"]
+    if row[f"{side}_kind"] == TENSOR:
+        return f"a tensor {row[f'{side}_shape']}"
+    return str(text if text is not None else row[f"{side}_meaning"] or (f"{number:.6g}" if number is not None else "-"))
 
 
-def gave_inside(flow: Flow, values: Values) -> Floats:
-    """For outputs of a call that holds others: what those gave, as a distance."""
-    count = len(flow.ops)
-    error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
-    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
-    given, held = np.zeros(count), np.zeros(count)
-    np.maximum.at(given, flow.of_row[outputs], error[outputs])
-    inner = np.flatnonzero(flow.parent >= 0)
-    np.maximum.at(held, flow.parent[inner], given[inner])
-    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
-    return passed
+def sketches_of(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
+    """The sketches of one side of these rows; None where the run has none."""
+    if run.sketches is None:
+        return None
+    return run.sketches.of(pairs[f"{side}_row"].gather(rows).fill_null(-1).to_numpy())
 
 
-def carried_state(flow: Flow, far: Bools) -> Bools:
-    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
-    carried = np.zeros(len(flow.role), dtype=bool)
-    state = flow.first_inputs(flow.updates & flow.in_place)
-    state = state[flow.source[state] == NONE]  # what no call of this step has made
-    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
-    for name in np.unique(names):
-        rows = state[names == name]
-        own = rows[~flow.parameter[rows]]
-        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
-    return carried
+def side_of(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | None:
+    """One side of a row, with the sketch at this place; None where that run has no such value."""
+    if row[f"{side}_row"] is None:
+        return None
+    kind, facts = row[f"{side}_kind"], dict[str, Any]()
+    if kind == TENSOR:
+        facts = {stat: row[f"{side}_{stat}"] for stat in STATS}
+        single = ";" not in str(row[f"{side}_name"])  # several tensors compared as one have no sketch of their own
+        if sketches is not None and sketches["flags"][number] and single:
+            found = sketches[number]
+            facts |= {"zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"])}
+            # A sketch tells elements apart by their place.
+            facts["sketch" if row.get("turn") is None else "stored"] = found["sums"]
+            if not facts["not_finite"] and found["count"] and "float" in str(row[f"{side}_dtype"]).lower():
+                # Of 16-bit tensors, dump.json has three digits.
+                facts |= {"l1": float(found["l1"]), "norm": float(found["norm"]),
+                          "mean": float(found["total"] / found["count"])}  # fmt: skip
+    elif kind == VALUE:
+        facts = {"value": shown_value(row, side)}
+    shape = dims(row[f"{side}_shape" if row.get("turn") is None else "g_shape"]) or ()  # as it is compared
+    return Side(dtype=str(row[f"{side}_dtype"] or ""), shape=shape, **facts)
+
+
+def parameters_of(run: Run) -> list[tuple[str, Side]]:
+    """All parameters of a run, by their full names."""
+    import polars as pl
+
+    table = run.table.with_row_index("at").filter((pl.col("role") == tables.PARAMETER) & (pl.col("kind") == TENSOR))
+    known = all_dims(table["shape"].unique().to_list())
+    rows = table["at"].to_numpy().astype(np.int64)
+    sketches = (
+        [row["sums"] if row["flags"] else None for row in run.sketches.of(rows)] if run.sketches else [None] * len(rows)
+    )
+    wanted = table.select("name", "dtype", "shape", *STATS).iter_rows()
+    return [
+        (name, Side(str(dtype or ""), known[shape] or (), **dict(zip(STATS, stats, strict=True)), sketch=sketch))
+        for (name, dtype, shape, *stats), sketch in zip(wanted, sketches, strict=True)
+    ]
+
+
+def nearby_of(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:
+    """Other tensors of the same shape around a row of a run, nearest first."""
+    at = row["g_row"]
+    if at is None or row["g_shape"] is None or run.sketches is None:  # the pieces of some values fit no shape
+        return []
+    first = max(0, at - _NEARBY)
+    table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)
+    table = table.filter((table["kind"] == TENSOR) & (table["shape"] == (row["g_shape"] or "")) & (table["at"] != at))
+    sketches = run.sketches.of(table["at"].to_numpy().astype(np.int64))
+    shape = dims(row["g_shape"]) or ()
+    found = [
+        (abs(number - at), name, Side(str(dtype or ""), shape, sketch=sketch["sums"]))
+        for (number, name, dtype), sketch in zip(table.select("at", "name", "dtype").iter_rows(), sketches, strict=True)
+        if sketch["flags"]
+    ]
+    return [(name, side) for _, name, side in sorted(found, key=lambda one: one[0])]
+
+
+def sizes_of(run: Run) -> dict[str, int]:
+    """The sizes of a parallel layout, which a factor may be."""
+    return {f"{name} ranks": int(size) for name, size in re.findall(r"(\w+)=(\d+)", run.arrangement)}

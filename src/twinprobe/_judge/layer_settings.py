@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
+from twinprobe._judge.operations import differing_settings
 from twinprobe._judge.origin import Divergence, Summary
 from twinprobe._judge.search import ARGUMENT, OUTPUT_DIFFERS
 from twinprobe._runs.names import FORWARD, LAYERS, parse_op
@@ -17,25 +17,6 @@ if TYPE_CHECKING:
 
 _MOMENTUM, _MOST = "momentum", 4
 _LATER = "its running statistics differ after the step, which an evaluation will use"
-
-
-def differing_settings(
-    target: Mapping[str, Any], golden: Mapping[str, Any], *, without: Collection[str] = ()
-) -> list[str]:
-    """``eps: 0.001 against 1e-05`` for each setting that both have and that differs."""
-    shared = [name for name in target if name in golden and name not in without and not name.startswith("__")]
-    return [f"{name}: {_shown(target[name])} against {_shown(golden[name])}" for name in shared
-            if not _equal(target[name], golden[name])]  # fmt: skip
-
-
-def _equal(target: Any, golden: Any) -> bool:
-    if isinstance(target, int | float) and isinstance(golden, int | float):
-        return target == golden or abs(target - golden) <= 1e-12 * max(abs(target), abs(golden))
-    return bool(target == golden)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame) -> Summary:

@@ -15,9 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import COARSE, WILD, Values, arrived, behind_norms, flips_of, gave_inside, values_of
-from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means, updates_of
+from twinprobe._judge.deviation import COARSE, WILD
 from twinprobe._judge.flow import NONE, Flow, elements_apart
+from twinprobe._judge.inherited import (
+    Values,
+    arrived,
+    behind_norms,
+    came_in,
+    drift_of,
+    flips_of,
+    gave_inside,
+    hidden_drift,
+    moved_parameters,
+    shown_by_means,
+    updates_of,
+    values_of,
+)
 from twinprobe._judge.operations import (
     HIDDEN_PRECISION,
     OTHER_MODULE,
@@ -131,7 +144,7 @@ def expected_errors(
     if step:
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
-    allowed = np.hypot(local, np.where(output, carried[row_call], _inherited(flow, values, between)))
+    allowed = np.hypot(local, np.where(output, carried[row_call], came_in(flow, values, between)))
     # A container passes on what its parts made.
     allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
     allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
@@ -165,17 +178,6 @@ def expected_errors(
         flips_of(flow, values, far, matched),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
-
-
-def _inherited(flow: Flow, values: Values, between: Floats) -> Floats:
-    """How far off inputs were where they were made, as a distance, or else what arrived around them (``between``)."""
-    source = np.maximum(flow.source, 0)
-    with np.errstate(invalid="ignore", divide="ignore"):  # an optimizer's gradients may have lost a scale since
-        ratio = np.where(flow.updates[np.maximum(flow.of_row, 0)], values.norm / values.norm[source], 1.0)
-    made = values.distance[source] * np.where(np.isfinite(ratio), ratio, 1.0)
-    # Nothing before explains a parameter, nor a value that was saved by itself.
-    alone = (flow.parameter & (flow.source == NONE)) | (flow.role == POINT)
-    return np.where(alone, 0.0, np.where(flow.source != NONE, made, between))
 
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:

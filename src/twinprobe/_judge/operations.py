@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from math import isqrt, log, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,12 +206,36 @@ def same_function(target: OpName, golden: OpName) -> bool:
     return not all(map(is_smooth, names)) and ("" in known or known[0] == known[1])
 
 
+def differing_settings(
+    target: Mapping[str, Any], golden: Mapping[str, Any], *, without: Collection[str] = ()
+) -> list[str]:
+    """``eps: 0.001 against 1e-05`` for each setting that both have and that differs."""
+    shared = [name for name in target if name in golden and name not in without and not name.startswith("__")]
+    return [f"{name}: {_shown_setting(target[name])} against {_shown_setting(golden[name])}" for name in shared
+            if not _same_setting(target[name], golden[name])]  # fmt: skip
+
+
+def _same_setting(target: Any, golden: Any) -> bool:
+    if isinstance(target, int | float) and isinstance(golden, int | float):
+        return target == golden or abs(target - golden) <= 1e-12 * max(abs(target), abs(golden))
+    return bool(target == golden)
+
+
+def _shown_setting(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 HIDDEN_PRECISION = "hidden_precision"  # a setting: the coarser of both runs
 _BY_CUDNN = re.compile(r"conv|lstm|gru|rnn", re.IGNORECASE)
 
 
-def hidden_precision(run: Run) -> float:
-    """The epsilon of a type that products are computed in without its name in the dump; 0 where there is none."""
+def hidden_precision(*runs: Run) -> float:
+    """The epsilon of the coarsest type that products are computed in without its name in the dumps; 0 where there is
+    none."""
+    return max(map(_hidden_in, runs))
+
+
+def _hidden_in(run: Run) -> float:
     settings = run.settings
     if settings.get("matmul_precision") == "medium":
         return 2.0**-7

@@ -19,7 +19,6 @@ from twinprobe._judge.deviation import (
     Rows,
     aligned,
     bools,
-    carried_state,
     devices,
     dtypes_differ,
     of_statistics,
@@ -29,6 +28,7 @@ from twinprobe._judge.deviation import (
     turned,
 )
 from twinprobe._judge.flow import Differences, Flow, ignored_rows, times_zero, trace
+from twinprobe._judge.inherited import carried_state
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import HIDDEN_PRECISION, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows

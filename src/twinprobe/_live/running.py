@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.layer_settings import differing_settings
+from twinprobe._judge.operations import differing_settings
 from twinprobe._live.frameworks.adapter import FRAMEWORKS, Adapter, Call, Loss, adapter_named, adapter_of, array_on_host
 from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import LiveRun, live_run

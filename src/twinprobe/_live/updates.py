@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.turns import REORDERED
-from twinprobe._judge.layer_settings import differing_settings
+from twinprobe._judge.operations import differing_settings
 from twinprobe._live.findings import WEIGHT_PHASE, Finding
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.measuring import parameter_of, parameter_pairs, put_together

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds.recorded import GRADIENT, INPUT, OUTPUT, PARAMETER, Kind, Row, Side, Suspect
+from twinprobe._judge.deviation import GRADIENT, INPUT, OUTPUT, PARAMETER, Kind, Row, Side, Suspect
 from twinprobe._judge.operations import factor_name, shown
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds.recorded import INPUT, Kind
+from twinprobe._judge.deviation import INPUT, Kind
 from twinprobe._judge.operations import factor_name, percent, shown
 
 Array = NDArray[Any]

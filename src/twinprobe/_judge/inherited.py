@@ -1,5 +1,6 @@
-"""What training makes of rounding: parameters that drift apart, and the whole steps that adaptive optimizers make.
+"""What a call inherits: how far off its inputs are already, and what training makes of rounding.
 
+In training, parameters drift apart, and adaptive optimizers make whole steps of noise.
 Adam and its kin divide a gradient by its own size: an update is u = rate * m / (sqrt(v) + eps), which is the rate times
 a sign as long as m and v follow one gradient. So u hardly depends on how large the gradient g is, and an error e of g
 changes nothing where abs(g) is larger than abs(e). Where it is not, the sign itself is noise: each run moves the
@@ -22,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, Values, bools
+from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, WILD, bools
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import ADAPTIVE, softened
-from twinprobe._runs.names import CONTAINERS, LISTS, OPTIMIZER
-from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, VALUE
+from twinprobe._judge.operations import ADAPTIVE, Family, operation_of, orders, softened
+from twinprobe._runs.names import CONTAINERS, FORWARD, LISTS, OPTIMIZER
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,6 +35,177 @@ if TYPE_CHECKING:
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+_UNFILLED = 1e-3, 16.0  # what is left beside infinities: a share, or so many epsilons
+_FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
+
+
+@dataclass
+class Values:
+    """What is known of the values of each row."""
+
+    error: Floats  # relative
+    distance: Floats  # absolute: the norm of the difference
+    norm: Floats
+    rms: Floats
+    elements: Floats
+    epsilon: Floats
+    mean: Floats
+    masked: Bools
+    grain: Floats  # the coarsest epsilon met so far, in the order of the run
+
+
+def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
+    """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
+    own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
+    norm = np.where(pairs["g_row"].is_null().to_numpy(), own, norm)  # what one run alone has is as large as it is there
+    high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
+    amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
+    elements = np.maximum(flow.elements[1], flow.elements[0])
+    order = np.lexsort((np.arange(len(epsilon)), np.maximum(flow.of_row, 0)))
+    grain = np.empty_like(epsilon)
+    grain[order] = np.maximum.accumulate(np.fmax(epsilon[order], 2.0**-52))
+    with np.errstate(invalid="ignore", over="ignore"):
+        unknown = ~np.isfinite(norm)
+        # Of a tensor that has elements alone and no statistics, the relative error is known; any size will do.
+        amplitude = np.where(np.isnan(amplitude) & np.isfinite(error), 1.0, np.nan_to_num(amplitude))
+        norm = np.where(unknown, amplitude * np.sqrt(elements), norm)
+        rms = norm / np.sqrt(np.maximum(elements, 1))
+        # An error against nothing: the target's own size is the distance.
+        distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
+        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them. Sketches and
+        # tensors' errors leave infinities out, but nobody knows how large the rest is: noise takes it no further.
+        filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
+        masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
+        masked &= (
+            np.isfinite(filled[1]) | ~np.isfinite(error) | (error <= np.maximum(_UNFILLED[0], _UNFILLED[1] * grain))
+        )
+        distance = np.where(masked & (error != 0), np.nan, distance)
+        top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
+        norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)
+        distance = np.where(
+            np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
+        )
+    return Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0), grain)
+
+
+def behind_norms(flow: Flow, error: Floats, by_statistics: Bools) -> Floats:
+    """Errors, with those that a normalisation hides from statistics.
+
+    Whatever comes in, it gives rows of one norm and mean, and where a part of a batch is wrong, the extremes may lie in
+    another. What is known of its output is the error that came in, until the next call shows what became of it.
+    """
+    normed = flow.each_call(lambda op: op.direction == FORWARD and operation_of(op).family == Family.NORM)
+    inputs = flow.first_inputs(normed)
+    came = np.zeros(len(flow.ops) + 1)
+    came[flow.of_row[inputs]] = np.nan_to_num(error[inputs], posinf=0.0)
+    made = by_statistics & (flow.role == OUTPUT) & flow.spread(normed) & (error != 0)
+    grown = np.where(made, np.fmax(error, came[flow.of_row]), error)
+    source = np.maximum(flow.source, 0)
+    read = by_statistics & (flow.source != NONE) & made[source]
+    hidden: Floats = np.where(read, np.fmax(grown, grown[source]), grown)
+    return hidden
+
+
+def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip. Not where these are
+    further apart than noise comes: scores that were masked out are no longer there to choose. Among equal values a
+    kernel takes any: places that differ where the values in order are the same are those of ties. What one run alone
+    has has no partner to flip against."""
+    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
+    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
+    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
+    unsure[flow.of_row[inputs & far]] = False
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    whole = matched & outputs & (values.epsilon == 0) & (values.elements > 0)
+    other = values.error != 0
+    tied = np.append(flow.each_call(lambda op: op.direction == FORWARD and orders(op)), False)
+    tied[flow.of_row[(flow.role == INPUT) & (values.elements > 0) & other]] = False
+    differing = np.bincount(flow.of_row[outputs & other], minlength=len(tied))
+    tied &= differing < np.maximum(np.bincount(flow.of_row[outputs], minlength=len(tied)), 2)
+    flips: Bools = whole & (unsure | tied)[flow.of_row] & (np.nan_to_num(values.error) != 0)
+    return flips
+
+
+_BETWEEN = 8.0  # roundings that code between recorded calls may add
+
+
+def arrived(flow: Flow, values: Values, few: Floats, nothing: Bools) -> Floats:
+    """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
+
+    ``few``: see ``shown_by_means``. ``nothing``: rows that are nothing but rounding, of which nothing else is made.
+    """
+    count = len(flow.ops)
+    # What lies under a mask was not compared.
+    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=WILD))
+    error = np.fmax(error, np.divide(few, values.norm, out=np.zeros(len(few)), where=values.norm > 0))
+    error[nothing] = 0.0
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
+    given, entered = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    np.maximum.at(entered, flow.of_row[inputs], error[inputs])
+    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
+    known = ~np.isnan(values.error)
+    unseen, closed = np.ones((2, count), dtype=bool)
+    unseen[flow.of_row[outputs & known]] = False
+    closed[flow.of_row[inputs & known]] = False
+    inner = np.flatnonzero(flow.parent >= 0)
+    for call in inner[unseen[flow.parent[inner]]].tolist():
+        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
+    so_far = np.zeros(count)
+    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
+    owner = flow.parent[order]
+    edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
+    scopes = list(zip(edges, [*edges[1:], count], strict=True))
+    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
+        members = order[begin:end]
+        around = int(owner[begin])
+        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
+        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
+        so_far[members] = reached[:-1]
+    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
+    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
+    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
+    return distance
+
+
+def came_in(flow: Flow, values: Values, between: Floats) -> Floats:
+    """How far off inputs were where they were made, as a distance, or else what arrived around them (``between``)."""
+    source = np.maximum(flow.source, 0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # an optimizer's gradients may have lost a scale since
+        ratio = np.where(flow.updates[np.maximum(flow.of_row, 0)], values.norm / values.norm[source], 1.0)
+    made = values.distance[source] * np.where(np.isfinite(ratio), ratio, 1.0)
+    # Nothing before explains a parameter, nor a value that was saved by itself.
+    alone = (flow.parameter & (flow.source == NONE)) | (flow.role == POINT)
+    return np.where(alone, 0.0, np.where(flow.source != NONE, made, between))
+
+
+def gave_inside(flow: Flow, values: Values) -> Floats:
+    """For outputs of a call that holds others: what those gave, as a distance."""
+    count = len(flow.ops)
+    error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
+    outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
+    given, held = np.zeros(count), np.zeros(count)
+    np.maximum.at(given, flow.of_row[outputs], error[outputs])
+    inner = np.flatnonzero(flow.parent >= 0)
+    np.maximum.at(held, flow.parent[inner], given[inner])
+    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
+    return passed
+
+
+def carried_state(flow: Flow, far: Bools) -> Bools:
+    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
+    carried = np.zeros(len(flow.role), dtype=bool)
+    state = flow.first_inputs(flow.updates & flow.in_place)
+    state = state[flow.source[state] == NONE]  # what no call of this step has made
+    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
+    for name in np.unique(names):
+        rows = state[names == name]
+        own = rows[~flow.parameter[rows]]
+        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
+    return carried
+
 
 # How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
 _DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
