@@ -168,9 +168,8 @@ def expected_errors(
         far = values.distance > _FAR * depth * np.maximum(grain, settings.get(HIDDEN_PRECISION, 0.0)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
         added = np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
-        gathered = depth * np.where(
-            (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far), _THERE_AND_BACK, 1.0
-        )
+        back = (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far)
+        gathered = depth * np.where(back, _THERE_AND_BACK, 1.0)
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     matched = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
     return Noise(
