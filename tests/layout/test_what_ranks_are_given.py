@@ -152,6 +152,17 @@ def test_words_tell_how_sequences_are_cut(zigzag: bool, tmp_path: Path, capsys: 
     assert (stretch in found["notes"]) is not zigzag
 
 
+def test_values_tell_how_sequences_without_words_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = np.random.default_rng(5).standard_normal((8, 16, 8)).astype(np.float32)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"input.0": values, "output.0": values * 2}})
+    for rank, part in enumerate(np.split(values, 2, axis=1)):
+        wrong = np.float32([1.0] * 7 + [1.0 + rank])[:, None, None]
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: {"input.0": part, "output.0": part * 2 * wrong}})
+    found = compared(tmp_path, capsys, "cp=2")
+    assert found["first"]["sentence"].endswith("rank 1's shard differs")
+    assert "target: context parallel ranks have one stretch of each sequence, as their values tell" in found["notes"]
+
+
 def test_two_data_parallel_runs_need_no_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = np.random.default_rng(5).integers(0, 32, (8, 16))
     table = np.random.default_rng(6).standard_normal((32, 8)).astype(np.float32)

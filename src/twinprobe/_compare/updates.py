@@ -7,7 +7,6 @@ gradients, settings and updated parameters agree.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +21,7 @@ from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
-from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
+from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
 from twinprobe._judge.operations import ADAPTIVE
 from twinprobe._judge.origin import (
@@ -33,9 +32,6 @@ from twinprobe._judge.origin import (
     update_of_one_run,
 )
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
-from twinprobe._layout.ranks import micro_batches, passes_of
-from twinprobe._layout.shared import one_factor
-from twinprobe._layout.whole import Whole
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
@@ -45,16 +41,12 @@ from twinprobe.errors import TwinProbeError
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._compare.one import Comparison
     from twinprobe._judge.verdicts import Judged
 
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
 _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
 _FROM_OUTSIDE = " comes from outside and differs"
 _NOT_OF_THE_PASS = ", though the gradients of this step's backward pass agree"
-_SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one number
-_FAR = 10  # times that: no rounding
-_GRADIENT = r"^Optimizer\..*\.input\.0$"
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
@@ -146,49 +138,6 @@ def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: 
     if not all(error <= _MORE * may.get(name, worst) for name, error in differing.items()):
         return ""
     return f"{gradients[0]} is as far off as in its backward pass, which agrees: noise of the steps before"
-
-
-def one_multiple(comparison: Comparison) -> list[str]:
-    """Whether gradients that differ are the same multiple of golden's: a mean that is a sum, of experts' alone say."""
-    rows = _gradients(comparison)
-    ratios, precision = (rows["t_norm"] / rows["g_norm"]).to_numpy(), max(map(epsilon, rows["g_dtype"]), default=0.0)
-    if not (np.abs(ratios - 1) > precision).any():
-        return []
-    sizes: dict[str, int] = defaultdict(lambda: 1)
-    for run in (comparison.target, comparison.golden):
-        folders = [run.path.parent]
-        if isinstance(run, Whole):
-            folders = [dump.folder for dump in run.ranks.values()]
-            counts = {one: run.layout.size(one) for one in ("dp", "tp", "cp", "ep", "pp")}
-            counts["micro batches"] = max(run.micro, *map(micro_batches, run.ranks.values()))
-            sizes |= {one: max(count, sizes[one]) for one, count in counts.items()}
-        with suppress(TwinProbeError):  # a program that counts micro batches itself calls its modules so often
-            sizes["micro batches"] = max(sizes["micro batches"], passes_of(open_run(folders[0] / DUMP)))
-    named = {f"{name}={size}": size for name, size in sizes.items() if size > 1}
-    return one_factor(ratios, named, max(precision, comparison.target.settings.get(PRODUCT_PRECISION, 0.0)))
-
-
-def _gradients(comparison: Comparison) -> pl.DataFrame:
-    """The pairs of what optimizers were given, but zeros."""
-    pairs = comparison.evidence.pairs.with_row_index("order")
-    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
-    return pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
-
-
-def beside_clipping(comparison: Comparison, first: Divergence) -> int:
-    """The first row of a gradient that is wrong by itself, where clipping has moved all others by one factor; or -1.
-
-    The norm of all gradients is that of the wrong one, too: what is divided by it is off everywhere.
-    """
-    rows = _gradients(comparison)
-    own = rows.filter(rows["t_name"] == first.row)
-    if not own.height or not any(op.startswith(TOTAL_NORM) for op in comparison.target.ops):
-        return NONE
-    ratios, close = (rows["t_norm"] / rows["g_norm"]).to_numpy(), max(_SAME_CLIP, *map(epsilon, rows["g_dtype"]))
-    off = np.abs(ratios / (own["t_norm"][0] / own["g_norm"][0]) - 1)
-    clipped, wrong = off <= close, rows["order"].to_numpy()[off > _FAR * close]
-    wrong = wrong[comparison.judged.state[wrong] == DIFFERS]
-    return int(wrong[0]) if len(wrong) and np.mean(clipped) > 0.5 else NONE
 
 
 def micro_mean(pairs: pl.DataFrame, op: str, micro: Sequence[int]) -> bool:

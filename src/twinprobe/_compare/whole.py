@@ -15,15 +15,14 @@ import numpy as np
 
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
+from twinprobe._compare.factors import beside_clipping, one_multiple
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import (
     SCALE_OF_LOSS,
     adaptive_rate,
-    beside_clipping,
     micro_mean,
     noise_of_steps,
-    one_multiple,
     silent_parts,
 )
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT

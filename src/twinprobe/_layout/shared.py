@@ -40,6 +40,7 @@ _EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
 _PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
 _READ = re.compile(r"\.(embedding|cross_entropy|nll_loss)\.\d+\.forward$")
+_FIRST_VALUES = 16  # that are asked how sequences are cut
 _ADDITION = re.compile(r"\.(__)?i?add(__)?_?\.\d+\.forward$")
 _IN_LIST = re.compile(r"\.(input|output)\.\d+\.\d+$")
 _LOOKUP = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
@@ -138,20 +139,21 @@ def copied_weights(whole: Whole, partners: Mapping[int, int]) -> dict[int, int]:
 
 def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) -> str:
     """How context parallel ranks cut sequences: two stretches each, one from the front and one from the back, unless
-    the words of the batch tell that they have one."""
+    the words of the batch tell that they have one, or where there are none, the first values that are given."""
     kinds, dtypes, roles = (whole.table[name].to_list() for name in ("kind", "dtype", "role"))
     choices = [Arithmetic({}, {"cp": ZIGZAG}), Arithmetic({}, {"cp": BLOCKS})]
-    for row, partner in partners.items():
-        goal = dims(other.table["shape"][partner])
-        if kinds[row] != TENSOR or roles[row] != INPUT or "int" not in (dtypes[row] or "") or len(goal or ()) != 2:
-            continue
+    given = [(row, partner, dims(other.table["shape"][partner])) for row, partner in partners.items()
+             if kinds[row] == TENSOR and roles[row] == INPUT]  # fmt: skip
+    words = [one for one in given if "int" in (dtypes[one[0]] or "") and len(one[2] or ()) == 2]
+    for row, partner, goal in words or [one for one in given if len(one[2] or ()) > 2][:_FIRST_VALUES]:
         pieces = whole.pieces_of(row)
         places = tuple((piece.place, piece.shape) for piece in pieces if piece.shape is not None)
         copies = tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES)))
         way = fitting_way(places, goal or (), copies, weight=False) if len(places) == len(pieces) else None
         found = fitting_order(whole, row, other, partner, way, choices) if way is not None else -1
         if found > 0:
-            whole.assumed.append("context parallel ranks have one stretch of each sequence, as their words tell")
+            told = "words" if words else "values"
+            whole.assumed.append(f"context parallel ranks have one stretch of each sequence, as their {told} tell")
         if found >= 0:
             return choices[found].orders["cp"]
     return ZIGZAG
