@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -179,3 +180,66 @@ def test_an_order_that_is_not_undone_changes_the_loss(tmp_path: Path) -> None:
         deal(tmp_path / "t", last_first=True, back=False), deal(tmp_path / "g", last_first=False, back=False)
     )
     assert not result.agrees
+
+
+class Mixer(nn.Module):
+    """Attention whose last projection is not called but read, as PyTorch's own module does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(24, 2, batch_first=True), nn.Linear(24, 6)
+
+    def forward(self, x: torch.Tensor, *, weights: bool) -> torch.Tensor:
+        return self.head(self.attention(x, x, x, need_weights=weights)[0])
+
+
+def mix(folder: Path, *, weights: bool, spoil: bool = False) -> Path:
+    torch.manual_seed(3)
+    model = Mixer()
+    stepper = torch.optim.AdamW(model.parameters(), 1e-4, foreach=True)
+    with twinprobe.torch.record(model, str(folder), level="mix") as recording:
+        for batch in torch.randn(3, 8, 5, 24):
+            model(batch, weights=weights).square().mean().backward()
+            stepper.step()
+            stepper.zero_grad()
+            recording.step()
+            if spoil:
+                with torch.no_grad():
+                    model.attention.out_proj.weight.mul_(1.3)
+    return folder
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+def test_parameters_in_a_list_are_parameters_wherever_they_are_read(spoil: bool, tmp_path: Path) -> None:
+    result = twinprobe.compare(mix(tmp_path / "t", weights=False, spoil=spoil), mix(tmp_path / "g", weights=True))
+    assert result.agrees is not spoil, result.first
+    if spoil:
+        assert "the parameter differs" in str(result.first)
+
+
+class Router(nn.Module):
+    """The best experts of each token, after a softmax that a kernel may round otherwise."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(24, 8), experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(x).softmax(-1).topk(self.experts)[0].sum(-1)
+
+
+def test_another_number_of_choices_is_named_where_scores_are_off_by_rounding(tmp_path: Path) -> None:
+    folders = []
+    for side, experts in (("target", 1), ("golden", 2)):
+        torch.manual_seed(3)
+        model = Router(experts)
+        if side == "target":
+            model.gate.register_forward_hook(lambda _module, _args, output: output * (1 + 1e-7))
+        with twinprobe.torch.record(model, str(tmp_path / side), level="mix") as recording:
+            model(torch.randn(16, 24)).square().mean().backward()
+            recording.step()
+        folders.append(tmp_path / side)
+    first = twinprobe.compare(*folders).first
+    assert first is not None
+    assert first.op == "Tensor.topk.0.forward"
+    assert "k: 1 against 2" in first.sentence

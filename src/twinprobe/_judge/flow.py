@@ -203,8 +203,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     updates = np.array([outer == IN_OPTIMIZER for outer in around], dtype=bool) | written
     in_place = each_call(_writes) | written
     clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
-    written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
-    written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
+    written_to = _written_to(pairs, of_row, taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
     begun = int(np.argmax(np.append(each_call(lambda op: op.direction == BACKWARD), True)))
     updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
@@ -269,6 +268,14 @@ def times_zero(flow: Flow, pairs: pl.DataFrame) -> Ints:
         zero = (pairs["t_max"] == 0) & (pairs["g_max"] == 0) & pairs["t_name"].str.ends_with(".beta")
         calls &= np.isin(np.arange(len(calls)), flow.of_row[zero.fill_null(value=False).to_numpy()])
     return flow.first_inputs(calls)
+
+
+def _written_to(pairs: pl.DataFrame, of_row: Ints, taken: Bools) -> Ints:
+    """The inputs that calls in place write to, of all that they take: the first, or all of the first list."""
+    rows = np.flatnonzero(taken)
+    listed = pairs["t_name"].gather(rows).str.contains(rf"{LISTS}.*\.input\.0\.\d+$").fill_null(value=False)
+    first = np.unique(of_row[rows], return_index=True)[1]
+    return rows[np.union1d(first, np.flatnonzero(listed.to_numpy()))]
 
 
 def _writes(op: OpName) -> bool:

@@ -159,7 +159,9 @@ def _unexplained(
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
     off &= held & facts.matched & ~_exchanged(flow, noise, facts)[call]
     outputs = off & ((flow.role == OUTPUT) | (flow.role == POINT))
-    outputs &= ~(explained | ((family == Family.CHOICE) & unsure))[call] & ~noise.flips
+    chosen = (family == Family.CHOICE) & unsure
+    chosen[list(arguments)] = False  # another k takes others, and no rounding does that
+    outputs &= ~(explained | chosen)[call] & ~noise.flips
     if isolated is not None:  # a call that was run again from its own inputs is guilty or not, whatever came in
         replayed = ~np.isnan(isolated) & (flow.role == OUTPUT)
         outputs = (outputs & ~replayed) | (replayed & (isolated > limit) & held & facts.matched)
