@@ -243,3 +243,37 @@ def test_another_number_of_choices_is_named_where_scores_are_off_by_rounding(tmp
     assert first is not None
     assert first.op == "Tensor.topk.0.forward"
     assert "k: 1 against 2" in first.sentence
+
+
+class Scaled(nn.Module):
+    """A number of the model itself, which it reads between its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(24, 24), nn.Linear(24, 6)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.tanh(self.inner(x)) * self.scale)
+
+
+@pytest.mark.parametrize(("fault", "op"), [("scale", "Optimizer.scale.SGD.0.forward"), ("shift", "outer")])
+def test_a_parameter_that_no_module_reads_is_named_at_level_L0(fault: str, op: str, tmp_path: Path) -> None:
+    """It differs before the first step; where none does, the code between the modules is to blame."""
+    folders = []
+    for side in ("target", "golden"):
+        torch.manual_seed(3)
+        model = Scaled()
+        if side == "target" and fault == "scale":
+            model.scale.data.mul_(1.05)
+        if side == "target" and fault == "shift":
+            model.outer.register_forward_pre_hook(lambda _module, args: (args[0] + 0.05,))
+        stepper = torch.optim.SGD(model.parameters(), 0.1)
+        with twinprobe.torch.record(model, str(tmp_path / side), level="L0") as recording:
+            model(torch.randn(16, 24)).square().mean().backward()
+            stepper.step()
+            recording.step()
+        folders.append(tmp_path / side)
+    first = twinprobe.compare(*folders).first
+    assert first is not None
+    assert op in first.op

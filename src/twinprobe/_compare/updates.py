@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from twinprobe._judge.origin import (
     Summary,
     update_of_one_run,
 )
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
@@ -212,6 +212,9 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
         if first is None and update is not None and update.begins == ARGUMENT:
             return replace(summary, first=replace(update, order=NONE, module=IN_OPTIMIZER))
         return summary if first is None else _by_setting(summary, first, update)
+    if first is not None and (parameter := _parameter_of_no_call(first, runs, update_runs)) is not None:
+        results = [*summary.results, *updates.results]
+        return replace(summary, first=parameter, others=[first, *summary.others], results=results)
     if first is not None and _loss_scaled(first, updates):
         results = [result for result in summary.results if result.name != PARAMETER_GRADIENTS]
         note = f"{first.row} is scaled on the way back{SCALE_OF_LOSS}"
@@ -251,6 +254,44 @@ def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], upda
         if unsized(other) != unsized(update) and not (given and other.begins == OUTSIDE)
     ]  # fmt: skip
     return replace(summary, first=replace(update, order=NONE, module=IN_OPTIMIZER), others=others)
+
+
+def _parameter_of_no_call(first: Divergence, runs: tuple[Run, Run], update_runs: tuple[Run, Run]) -> Divergence | None:
+    """The one parameter that differs before the first step and that no recorded call shows, where the runs part in code
+    that nobody recorded: the model's own, around its modules, reads it."""
+    import polars as pl
+
+    if runs[0].step != 0 or first.begins not in (BETWEEN, OUTSIDE):
+        return None
+    shown: set[str] = set()
+    for name in runs[0].table.filter(runs[0].table["role"] == PARAMETER)["name"].to_list():
+        call, _, parameter = name.rpartition(".parameters.")
+        shown.add(f"{bare_path(parse_op(call).body)}.{parameter}")
+    sides = []
+    for run in update_runs:
+        rows = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+        sides.append({name: stats for name, *stats in rows.select("name", "dtype", "shape", *STATS).iter_rows()})
+    # A norm that another kernel adds up differs in its last digits.
+    other = [
+        name for name, stats in sides[0].items() if (golden := sides[1].get(name)) is not None
+        and (stats[:4] != golden[:4] or not isclose(stats[-1] or 0.0, golden[-1] or 0.0, rel_tol=1e-5))
+    ]  # fmt: skip
+    op = other[0].rpartition(".parameters.")[0] if len(other) == 1 else ""
+    path = op.removeprefix(OPTIMIZER).rsplit(".", 3)[0]
+    if not op or bare_path(path) in shown:
+        return None
+    values = [dict(zip(("dtype", "shape", *STATS), map(str, side[other[0]]), strict=True)) for side in sides]
+    norms = [side[other[0]][-1] or 0.0 for side in sides]
+    apart = f"norm {norms[0]:.4g} against {norms[1]:.4g}"
+    sentence = f"the parameter {path} differs before the first step: {apart}; code outside of recorded calls reads it"
+    return replace(
+        first, op=op, row=other[0], golden_row=other[0], stack_line="", target_values=values[0],
+        golden_values=values[1], sentence=sentence,
+        relative_error=abs(norms[0] - norms[1]) / norms[1] if norms[1] else None,
+        order=NONE, module=path.rpartition(".")[0], argument="parameters.before", begins=PARAMETER_DIFFERS,
+        kinds=[{"name": PARAMETER_DIFFERS, "sentence": f"{path}: {apart}", "confidence": 0.9}],
+        error_eps=None, expected_eps=None, times_noise=None,
+    )  # fmt: skip
 
 
 def _factor(update: Divergence) -> float | None:
