@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #
 # A column becomes one of: ``all`` (one text for every row), ``values`` and ``codes`` (distinct texts and each row's
 # place among them), ``like`` (the same as an earlier column but for some rows), ``texts`` (as it is), ``numbers``.
-# Names are cut in two, the call and what it took or gave, which repeat much more often than whole names.
+# Names are cut in two, the call and its input or output, which repeat much more often than whole names.
 
 # More than a browser shows without strain. Errors and warnings are kept first.
 ROWS_PER_PAGE = 200_000
@@ -204,9 +204,9 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def fill_html(table: pl.DataFrame, summary: Summary, path: Path) -> None:
+def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
     """Write the page to exactly this path."""
-    packed = packed_table(table)
+    packed = packed_table(table, rows_per_page=rows_per_page)
     shown = summary.to_dict()
     if packed["rows"] < table.height:
         left_out = table.height - packed["rows"]

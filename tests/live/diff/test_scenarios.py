@@ -79,7 +79,7 @@ SCENARIOS: dict[str, list[tuple[str, str]]] = {
     "W7 steps are ignored": [(OPTIONS, "test_optimizer_steps_really_run")],
     "W8 the loss is not compared": [(OPTIONS, "test_losses_with_bound_labels_are_called_and_compared")],
     "W9 missing bias, single step backward, norm statistics, differences that cancel":
-        [(OLD, "test_a_missing_bias_is_an_error_that_names_it"),
+        [("diff/test_told_plainly", "test_a_bias_that_one_model_lacks_is_where_they_part"),
         (WEIGHTS, "test_a_bias_on_one_side_only_is_not_passed_over"),
         (STEP, "test_a_gradient_changed_between_layers_is_blamed_once"),
         (OLD, "test_running_statistics_are_copied_without_a_map"),

@@ -140,7 +140,8 @@ def _argument(suspect: Suspect) -> Kind | None:
         for row in suspect.rows
         if row.role == INPUT and any(s and s.value is not None for s in (row.target, row.golden))
     ]
-    if len(plain) > 1 and all(None in (row.target, row.golden) for row in plain):
+    one_sided = [row.target is None for row in plain if None in (row.target, row.golden)]
+    if len(one_sided) == len(plain) and any(one_sided) and not all(one_sided):
         found = [one for one in found if "not given" not in one]
     if not found:
         return None
