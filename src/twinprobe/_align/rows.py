@@ -338,8 +338,10 @@ def _is_repeat(target: Run, row: int, golden: Run, other: int) -> bool:
     more, fewer = max(differing[0]), min(differing[0])
     if len(differing) != 1 or not fewer or more % fewer:
         return False
-    mine, theirs = (np.array(run.table.select(STATS).row(at)) for run, at in ((target, row), (golden, other)))
+    mine, theirs = (np.array(run.table.select(STATS).row(at), float) for run, at in ((target, row), (golden, other)))
     grown = (more / fewer) ** 0.5 if more == differing[0][0] else (fewer / more) ** 0.5
+    if not np.isfinite([*mine, *theirs]).all():
+        return False
     return bool(np.allclose(mine, theirs * [1.0, 1.0, 1.0, grown], rtol=1e-3, atol=1e-3 * abs(theirs[:2]).max()))
 
 
