@@ -33,7 +33,7 @@ from twinprobe._judge.steps import (
 from twinprobe._measure.sketch import estimate
 from twinprobe._report.files import own_timestamp, prepare_folder
 from twinprobe._report.overview import write_steps
-from twinprobe._runs.names import FORWARD, OPTIMIZER, parse_op
+from twinprobe._runs.names import FORWARD, parse_op, updated_parameter
 from twinprobe._runs.run import OPTIMIZER_FILE, Run, RunFolder, open_run, run_folders
 from twinprobe._runs.sketches import ROW, Rows
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR, VALUE
@@ -256,7 +256,7 @@ def _take_updates(run: Run, row: dict[str, float]) -> None:
     settings: dict[str, dict[str, float]] = {}
     columns = ("op", "role", "name", "kind", "norm", "mean", "max", "min")
     for op, role, name, kind, norm, mean, high, low in run.table.select(columns).iter_rows():
-        title = run.ops[op].removeprefix(OPTIMIZER).rsplit(".", 3)[0]
+        title = updated_parameter(run.ops[op])
         if title == "total_norm":
             if role == OUTPUT and norm is not None:
                 row["grad_norm"] = float(norm)

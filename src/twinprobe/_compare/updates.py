@@ -32,7 +32,7 @@ from twinprobe._judge.origin import (
     update_of_one_run,
 )
 from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
-from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
@@ -277,7 +277,7 @@ def _parameter_of_no_call(first: Divergence, runs: tuple[Run, Run], update_runs:
         and (stats[:4] != golden[:4] or not isclose(stats[-1] or 0.0, golden[-1] or 0.0, rel_tol=1e-5))
     ]  # fmt: skip
     op = other[0].rpartition(".parameters.")[0] if len(other) == 1 else ""
-    path = op.removeprefix(OPTIMIZER).rsplit(".", 3)[0]
+    path = updated_parameter(op)
     if not op or bare_path(path) in shown:
         return None
     values = [dict(zip(("dtype", "shape", *STATS), map(str, side[other[0]]), strict=True)) for side in sides]

@@ -59,7 +59,7 @@ from twinprobe._layout.sketched.earlier import ON_RANKS, cut_through, earlier_va
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
-from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -272,7 +272,7 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
     if update is None or update.argument != "parameters.before":
         return _other_shard(comparison, np.flatnonzero(differs).tolist())
-    known = bare_path(update.op.removeprefix(OPTIMIZER).rsplit(".", 3)[0])
+    known = bare_path(updated_parameter(update.op))
     for row in np.flatnonzero(differs).tolist():
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
         module = bare_path(parse_op(op).body) if op else ""
@@ -453,7 +453,7 @@ def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | No
         path = op.split(".")
         near = max(comparison.target.ops, key=lambda name: [*map(eq, name.split("."), path), False].index(False))
         place = only_on(comparison.target, near)
-        sentence += f"; {near.removeprefix(OPTIMIZER).rsplit('.', 3)[0]} is on {place}" if place else ""
+        sentence += f"; {updated_parameter(near)} is on {place}" if place else ""
     return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
                    module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
 

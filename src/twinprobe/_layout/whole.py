@@ -24,7 +24,7 @@ from twinprobe._layout.pieces import Arithmetic, Piece, load_whole
 from twinprobe._layout.ranks import RankDump, align_calls, fold_calls, with_backward
 from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order, items_of_list
 from twinprobe._measure.sketch import combined
-from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op
+from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, TENSOR_FOLDER, Run, open_run
 from twinprobe._runs.sketches import Sketches
 from twinprobe._runs.table import FLOAT, INPUT, INT, PARAMETER, STATS, TENSOR
@@ -257,7 +257,7 @@ def _copies_of_stages(rows: pl.DataFrame, known: Collection[str], said: list[str
                 continue
             copies.append(op)
             if gradients.get(op) != gradients.get(there[0]):
-                name, at = op.removeprefix(OPTIMIZER).rsplit(".", 3)[0], ranks[op][0]
+                name, at = updated_parameter(op), ranks[op][0]
                 said.append(f"{there[0]}.input.0: {name} on rank {at} is the same weight, but has another gradient")
     return copies
 

@@ -65,6 +65,11 @@ class OpName(msgspec.Struct, frozen=True, gc=False):  # a dataclass takes ten ti
         return f"{head}.{call}.{direction}"
 
 
+def updated_parameter(op: str) -> str:
+    """The parameter of a call in optimizer.json: ``Optimizer.head.weight.SGD.0.forward`` updates head.weight."""
+    return op.removeprefix(OPTIMIZER).rsplit(".", 3)[0]
+
+
 def is_module(name: str) -> bool:
     """Whether a name is that of a module's call."""
     return name.partition(".")[0] in CONTAINERS
