@@ -97,6 +97,23 @@ def test_a_module_around_a_collective_is_blamed(tmp_path: Path, capsys: pytest.C
     assert found["first"]["op"] == MODULE
 
 
+def test_the_summary_of_a_layout_says_what_agrees_and_where_it_diverges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, golden, out = two_ranks(tmp_path / "t", output=3.5), one_process(tmp_path / "g"), tmp_path / "out"
+    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--format", "html", "--layout", "tp=2"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "2 results compared, the ranks as one run" in shown
+    assert "note: target: 2 ranks, layout tp=2" in shown
+    assert "warning:" not in shown  # how a layout was merged is none
+    assert shown.index("outputs differ") < shown.index("updated parameters agree") < shown.index("first divergence (")
+    assert MODULE in shown[shown.index("first divergence (") :]
+    page = next(out.glob("compare_summary_*.html")).read_text(encoding="utf-8")
+    assert "2 results (the ranks as one run)" in page
+    assert '"parts":["calls","optimizer"]' in page  # which are no ranks
+
+
 def test_a_run_that_does_not_clip_is_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, golden = two_ranks(tmp_path / "t"), one_process(tmp_path / "g", clipped=True)
     found = compared(target, golden, tmp_path / "out", capsys)["step0/optimizer"]

@@ -231,13 +231,17 @@ _PARTS = re.compile(r"/(?:mode=\w+/)?step=\d+/rank=\d+/")
 
 
 def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
-    """A table of rank by verdict, then each rank's first divergence (the worst ranks when there are many)."""
+    """A table of rank by verdict, each with its first divergence (the worst ranks when there are many).
+
+    The ranks of a parallel layout are one run: whether its results agree is told, and where it diverges.
+    """
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(
-        title=f"{counted([summary.rank for summary in summaries])} compared", title_justify="left", header_style="bold"
-    )
+    names = [summary.rank for summary in summaries]
+    as_one = is_layout(names)
+    title = f"{counted(names)} compared" + (", the ranks as one run" if as_one else "")
+    table = Table(title=title, title_justify="left", header_style="bold")
     unread = any(summary.unread for summary in summaries)
     titles = ["rank", "rows", "matched", "pass", "warning", "error", "first divergence"]
     for title in [*titles[:3], *(["unreadable"] if unread else []), *titles[3:]]:
@@ -258,11 +262,38 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
         console.print(f"... and {len(summaries) - _MOST_ROWS} more ranks")
     notes = list(dict.fromkeys(note for summary in summaries for note in summary.notes))
     for note in notes[:_MOST_ROWS]:
-        console.print(f"[yellow]warning:[/yellow] {escape(visible(note))}")
+        console.print(f"[cyan]note:[/cyan] {escape(visible(note))}", soft_wrap=True)
     if len(notes) > _MOST_ROWS:
-        console.print(f"... and {len(notes) - _MOST_ROWS} more warnings: see the summary")
+        console.print(f"... and {len(notes) - _MOST_ROWS} more notes: see the summary")
+    if as_one:
+        _print_findings(summaries, console)
     for folder in dict.fromkeys(_folder(path) for summary in summaries for path in summary.files):
         console.print(f"results in {escape(visible(folder))}", soft_wrap=True)
+
+
+def _print_findings(summaries: Sequence[Summary], console: Console) -> None:
+    """Do the results agree, at the first step that differs or at all of them, and the first divergence in full."""
+    plain = console.options.ascii_only
+    differing = next((summary for summary in summaries if summary.first is not None), None)
+    step = differing.rank.rpartition("/")[0] if differing is not None else ""
+    shown = [summary for summary in summaries if summary.rank.rpartition("/")[0] == step or not step]
+    worst: dict[str, Result] = {}
+    for summary in shown:
+        for result in summary.results:
+            known = worst.setdefault(result.name, result)
+            if (not result.agrees, result.worst_eps) > (not known.agrees, known.worst_eps):
+                worst[result.name] = result
+    lines = [_text(""), *([_text(step, "bold")] if step else [])]
+    lines += [_result(result, plain=plain) for result in worst.values()]
+    if differing is not None and differing.first is not None:
+        lines += [_text(""), *_first(differing.first, plain=plain)]
+    for line in [*lines, _text("")]:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def is_layout(names: Sequence[str]) -> bool:
+    """Whether these are the results of a parallel layout, whose ranks are one run: its calls and its optimizers."""
+    return all(name.rpartition("/")[2] in ("whole", "optimizer") for name in names)
 
 
 def counted(names: Sequence[str]) -> str:
@@ -271,7 +302,7 @@ def counted(names: Sequence[str]) -> str:
     steps, ranks = (len({number for numbers in found for number in numbers}) for found in parts)
     if steps > 1 and ranks > 1:
         return f"{len(names):,} results ({ranks:,} ranks at {steps:,} steps)"
-    return f"{len(names):,} {'steps' if steps > 1 else 'ranks'}"
+    return f"{steps:,} steps" if steps > 1 else f"{len(names):,} {'ranks' if ranks else 'results'}"
 
 
 def _folder(path: str) -> str:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from twinprobe._judge.origin import Summary, unread_rows
-from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.console import is_layout, json_bytes, visible
 from twinprobe._report.dataset import Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from twinprobe._judge.steps import StepsComparison, Trend
 
+_PARTS = ("calls", "optimizer")  # of a parallel layout, whose ranks are one run, in place of ranks
 VERDICTS = ("pass", "warning", "error", "failed")
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?")
 
@@ -98,6 +99,7 @@ def fill_page(overview: Overview, path: Path) -> None:
         "notes": [visible(text) for text in (*overview.lost, *overview.notes)],
         "cells": [_shown(cell) for cell in overview.cells],
         "noun": "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else "places",
+        "parts": _PARTS if is_layout([cell.name for cell in overview.cells]) else [],
         "groups": _groups(overview.cells),
         "reports": [_report_of(cell, path.parent) for cell in overview.cells],
     }
@@ -108,8 +110,11 @@ def fill_page(overview: Overview, path: Path) -> None:
 def page_title(cells: Sequence[Cell]) -> str:
     """The title of the page: how many ranks, steps, or both have errors, have only warnings, were not compared."""
     counts, steps, ranks = count_cells(cells), {c.place.step for c in cells}, {c.place.rank for c in cells}
-    several = f"results ({len(ranks):,} ranks, {len(steps):,} steps)"
-    noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else several
+    noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else (
+        f"results ({len(ranks):,} ranks, {len(steps):,} steps)"
+    )  # fmt: skip
+    if is_layout([cell.name for cell in cells]):
+        noun = f"results ({f'{len(steps):,} steps, ' if len(steps) > 1 else ''}the ranks as one run)"
     words = {"error": "with errors", "warning": "with warnings", "failed": "not compared"}
     parts = [f"{counts[verdict]:,} {text}" for verdict, text in words.items() if counts[verdict]]
     return f"TwinProbe: {len(cells):,} {noun}: " + (", ".join(parts) or "all pass")
@@ -125,8 +130,10 @@ def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
         words = cell.failure or (f"{first.op}: {_NUMBER.sub('#', first.sentence)}" if first else "")
         same_words.setdefault((cell.verdict, words), []).append(cell)
     order = {name: index for index, name in enumerate(reversed(VERDICTS))}
+    if is_layout([cell.name for cell in cells]):  # one run: what comes first begins it
+        order = {}
     groups = []
-    for (verdict, _), same in sorted(same_words.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
+    for (verdict, _), same in sorted(same_words.items(), key=lambda one: (order.get(one[0][0], 0), -len(one[1]))):
         worst = max(same, key=lambda cell: cell.times or 0.0)
         groups.append([verdict, _places(same), visible(worst.words), len(same), cells.index(worst)])
     return groups

@@ -9,10 +9,10 @@
     ranks: "{n} ranks", steps: "{n} steps", places: "{n} results (ranks × steps)", compared: "{n} of {all} compared",
     interrupted: "the command was interrupted; --resume continues it", all_rows: "all rows: {where}", against: "{target} against {golden}",
     pass: "pass", warning: "warning", error: "error", failed: "not compared", noise: "worst error: 1 × noise", times: "10⁶ × noise",
-    point: "Point at a square to see its rank. Arrow keys move.",
-    point_open: "Point at a square to see its rank; click to open its report. Arrow keys move, Enter opens.",
+    point: "Point at a square to see what it is. Arrow keys move.", calls: "calls", optimizer: "optimizer",
+    point_open: "Point at a square to see what it is; click to open its report. Arrow keys move, Enter opens.",
     step: "step {n}", rank: "rank {n}", counts: "{errors} errors, {warnings} warnings", times_noise: "{n} times the noise", open: "report",
-    began: "where the difference starts", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks", column_places: "steps and ranks", at: "step {steps}: rank {ranks}",
+    began: "where the difference starts", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks", column_places: "steps and ranks", column_parts: "result", at: "step {steps}: rank {ranks}",
     column_verdict: "verdict", column_count: "results", column_times: "worst, times noise", column_where: "where it starts", groups: "Findings: {n}; results that do not pass: {cells}",
     nothing: "Everything passes.", elsewhere: "differs, but the difference did not start here",
   };
@@ -20,10 +20,10 @@
     ranks: "{n} 个 rank", steps: "{n} 个 step", places: "{n} 个结果（rank × step）", compared: "共 {all} 个，已比对 {n} 个",
     interrupted: "命令被中断，可用 --resume 继续", all_rows: "全部数据：{where}", against: "{target} 对比 {golden}",
     pass: "通过", warning: "告警", error: "错误", failed: "未比对", noise: "最大误差：1 × 噪声", times: "10⁶ × 噪声",
-    point: "指向方块查看对应 rank。方向键移动。",
-    point_open: "指向方块查看对应 rank；点击打开其报告。方向键移动，Enter 打开。",
+    point: "指向方块查看对应结果。方向键移动。", calls: "调用", optimizer: "优化器",
+    point_open: "指向方块查看对应结果；点击打开其报告。方向键移动，Enter 打开。",
     step: "step {n}", rank: "rank {n}", counts: "{errors} 个错误，{warnings} 个告警", times_noise: "噪声的 {n} 倍", open: "报告",
-    began: "差异的起点", map: "rank 与 step 分布图", differ: "未通过的结果", column_steps: "step", column_ranks: "rank", column_places: "step 与 rank", at: "step {steps}：rank {ranks}",
+    began: "差异的起点", map: "rank 与 step 分布图", differ: "未通过的结果", column_steps: "step", column_ranks: "rank", column_places: "step 与 rank", column_parts: "结果", at: "step {steps}：rank {ranks}",
     column_verdict: "结论", column_count: "个数", column_times: "最大噪声倍数", column_where: "起点", groups: "{n} 类发现，{cells} 个结果未通过",
     nothing: "全部通过。", elsewhere: "有差异，但起点不在此处",
   } : english;
@@ -39,8 +39,8 @@
   const brief = (value) => (value >= 1e5 || value < 0.01 ? value.toExponential(1) : String(+value.toPrecision(3)));
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
-  const parts = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
-  const mix = (one, other, share) => `rgb(${parts(one).map((part, at) => Math.round(part + (parts(other)[at] - part) * share)).join(" ")})`;
+  const channels = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
+  const mix = (one, other, share) => `rgb(${channels(one).map((part, at) => Math.round(part + (channels(other)[at] - part) * share)).join(" ")})`;
 
   // Green up to the noise, then through yellow to red; what has no number has the colour of its verdict.
   const fillOf = (cell) => {
@@ -49,7 +49,8 @@
     const share = Math.min(1, Math.max(0, Math.log10(Math.max(cell[TIMES], 1)) / WORST));
     return share < 0.45 ? mix(colour("pass"), colour("warning"), Math.max(0.35, share / 0.45)) : mix(colour("warning"), colour("error"), (share - 0.45) / 0.55);
   };
-  const place = (cell) => [cell[MODE], data.noun !== "ranks" && say("step", { n: cell[STEP] }), data.noun !== "steps" && say("rank", { n: cell[RANK] })]
+  const rank = (n) => (data.parts.length ? say(data.parts[n]) : say("rank", { n }));
+  const place = (cell) => [cell[MODE], data.noun !== "ranks" && say("step", { n: cell[STEP] }), data.noun !== "steps" && rank(cell[RANK])]
     .filter(Boolean).join(", ");
 
   if (chinese) document.documentElement.lang = "zh-CN";
@@ -95,11 +96,13 @@
   // One square a rank: steps below each other; the ranks of a single step in lines.
   const draw = (title, cells) => {
     const steps = [...new Set(cells.map((cell) => cell[STEP]))], ranks = [...new Set(cells.map((cell) => cell[RANK]))];
-    const lines = steps.length > 1;
-    const columns = lines ? ranks.length : Math.min(PER_LINE, cells.length);
-    const high = lines ? steps.length : Math.ceil(cells.length / PER_LINE);
+    const parts = data.parts.length > 0, lines = parts || steps.length > 1; // the parts of one run: a line each
+    const numbers = parts ? steps : ranks; // above the columns
+    const columns = lines ? numbers.length : Math.min(PER_LINE, cells.length);
+    const high = parts ? ranks.length : lines ? steps.length : Math.ceil(cells.length / PER_LINE);
     const size = Math.max(lines ? 5 : 12, Math.min(24, Math.floor((Math.min(innerWidth, 1280) - LABEL - 60) / columns)));
-    const spot = (cell, at) => (lines ? [ranks.indexOf(cell[RANK]), steps.indexOf(cell[STEP])] : [at % PER_LINE, Math.floor(at / PER_LINE)]);
+    const spot = (cell, at) => (parts ? [steps.indexOf(cell[STEP]), ranks.indexOf(cell[RANK])]
+      : lines ? [ranks.indexOf(cell[RANK]), steps.indexOf(cell[STEP])] : [at % PER_LINE, Math.floor(at / PER_LINE)]);
     const canvas = make("canvas"), ratio = window.devicePixelRatio || 1;
     const [width, height] = [LABEL + columns * size, TOP + high * size];
     canvas.width = width * ratio;
@@ -118,12 +121,12 @@
       pen.font = "11px system-ui, sans-serif";
       pen.textBaseline = "middle";
       pen.fillStyle = colour("soft");
-      const every = Math.ceil((8 * String(lines ? Math.max(...ranks) : `+${columns}`).length + 4) / size);
-      if (lines) pen.fillText("rank", 0, TOP / 2);
-      for (let at = 0; at < columns; at += every) pen.fillText(String(lines ? ranks[at] : `+${at}`), LABEL + at * size + 2, TOP / 2);
+      const every = Math.ceil((8 * String(lines ? Math.max(...numbers) : `+${columns}`).length + 4) / size);
+      if (lines) pen.fillText(parts ? "step" : "rank", 0, TOP / 2);
+      for (let at = 0; at < columns; at += every) pen.fillText(String(lines ? numbers[at] : `+${at}`), LABEL + at * size + 2, TOP / 2);
       for (let at = 0; at < high; at += Math.ceil(13 / size)) {
         const first = cells[at * PER_LINE];
-        pen.fillText(lines ? say("step", { n: steps[at] }) : say("rank", { n: first[RANK] }), 0, TOP + at * size + size / 2);
+        pen.fillText(parts ? rank(ranks[at]) : lines ? say("step", { n: steps[at] }) : rank(first[RANK]), 0, TOP + at * size + size / 2);
       }
       cells.forEach((cell, at) => {
         const [x, y] = spot(cell, at);
@@ -174,13 +177,15 @@
   // Ranks with the same finding are one line.
   const bad = data.cells.filter((cell) => cell[VERDICT] > 0).length;
   byId("caption").textContent = bad ? say("groups", { n: number(data.groups.length), cells: number(bad) }) : say("nothing");
-  const heads = bad ? ["verdict", "count", data.noun === "places" ? "places" : data.noun, "times", "where"] : [];
+  const heads = bad ? ["verdict", "count", data.parts.length ? "parts" : data.noun, "times", "where"] : [];
   for (const name of heads) {
     const head = make("th", say(`column_${name}`));
     head.scope = "col";
     byId("heads").append(head);
   }
-  const named = ([steps, ranks]) => (data.noun === "ranks" ? ranks : data.noun === "steps" ? steps : say("at", { steps, ranks }));
+  const named = ([steps, ranks]) => (data.noun === "steps" ? steps
+    : data.parts.length ? [data.noun === "places" && say("step", { n: steps }), ranks.split("-").map((n) => rank(n)).join(", ")].filter(Boolean).join(", ")
+      : data.noun === "ranks" ? ranks : say("at", { steps, ranks }));
   for (const [verdict, places, where, count, worst] of data.groups) {
     const row = make("tr"), mark = make("td");
     const square = make("i");
