@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,3 +278,90 @@ def test_a_parameter_that_no_module_reads_is_named_at_level_L0(fault: str, op: s
     first = twinprobe.compare(*folders).first
     assert first is not None
     assert op in first.op
+
+
+class Kernel(nn.Module):
+    """A Gaussian process: a point is as far from itself as rounding leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 16), nn.Softplus(), nn.Linear(16, 3))
+        self.noise = nn.Parameter(torch.tensor(-1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        points = self.features(x)
+        near = torch.exp(-0.5 * torch.cdist(points, points).square())
+        factor = torch.linalg.cholesky(near + self.noise.exp() * torch.eye(len(x)))
+        return factor.diagonal().log().sum()
+
+
+class Channels(nn.Module):
+    """Channels that hardly vary around means of their own, which a normalisation takes off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 32, 3)
+        self.norm = nn.BatchNorm1d(32)
+        self.head = nn.Linear(32, 4)
+        self.conv.weight.data *= 0.003
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(nn.functional.silu(self.norm(self.conv(x))).mean(-1)).square().sum()
+
+
+class Pools(nn.Module):
+    """Windows over all of a small map: where two of its values are nearly the same, all of them flip together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 400, 1)
+        self.pool = nn.MaxPool2d(3, 1, 1)
+        self.next = nn.Conv2d(400, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        alike = x.mean((2, 3), keepdim=True) + 0.05 * x
+        return self.next(self.pool((self.stem(alike) + 300) - 300)).square().mean()
+
+
+_SHAPES = {Kernel: (40, 4), Channels: (4, 8, 16), Pools: (16, 3, 2, 2)}
+
+
+def once(folder: Path, kind: type[nn.Module], spoil: Callable[[nn.Module], Any] | None = None, **options: Any) -> Path:
+    """Record one step of a model; ``perturb`` changes every result by half a unit in the last place."""
+    torch.manual_seed(3)
+    model = kind()
+    if spoil is not None:
+        with torch.no_grad():
+            spoil(model)
+    stepper = torch.optim.SGD(model.parameters(), lr=0.01)
+    with twinprobe.torch.record(model, str(folder), level="mix", **options):
+        model(torch.randn(_SHAPES[kind])).backward()
+        stepper.step()
+    for dump in folder.rglob("dump.json"):  # what other kernels round stands in no header
+        document = json.loads(dump.read_text())
+        document["settings"].pop("perturb", None)
+        dump.write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize("kind", _SHAPES)
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_rounding_that_a_step_enlarges_is_noise(kind: type[nn.Module], seed: int, tmp_path: Path) -> None:
+    result = twinprobe.compare(once(tmp_path / "t", kind, perturb=1, perturb_seed=seed), once(tmp_path / "g", kind))
+    assert result.agrees, result.first
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "named"),
+    [
+        (Kernel, lambda model: model.noise.fill_(-1.4), "the parameter differs: norm 1.4 against 1.5"),
+        (Channels, lambda model: setattr(model.norm, "eps", 2e-5), "eps: 2e-05 against 1e-05"),
+        (Pools, lambda model: setattr(model.pool, "kernel_size", 2), "kernel_size: 2 against 3"),
+    ],
+)
+def test_beside_enlarged_rounding_a_fault_is_named(
+    kind: type[nn.Module], spoil: Callable[[nn.Module], Any], named: str, tmp_path: Path
+) -> None:
+    result = twinprobe.compare(once(tmp_path / "t", kind, spoil, perturb=1), once(tmp_path / "g", kind))
+    assert result.first is not None
+    assert named in result.first.sentence

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, WILD, bools
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import ADAPTIVE, Family, operation_of, orders, softened
+from twinprobe._judge.operations import ADAPTIVE, RUNNING_MEAN, RUNNING_VARIANCE, Family, operation_of, orders, softened
 from twinprobe._runs.names import CONTAINERS, FORWARD, LISTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, VALUE
 
@@ -388,3 +388,54 @@ def hidden_drift(pairs: pl.DataFrame, flow: Flow, furthest: float) -> Floats:
                 around[known] |= {".".join(parts[:end]) for end in range(1, len(parts))}
     hidden = around[False] - around[True]
     return np.where(flow.each_call(lambda op: op.is_module and op.body in hidden), furthest, 0.0)
+
+
+def of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
+    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
+    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
+    mean, variance = (
+        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
+        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
+    )
+    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
+    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
+    error, rms = np.zeros((2, len(flow.ops) + 1))
+    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
+    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
+    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
+    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
+
+
+def shown_by_gradients(flow: Flow, values: Values, first: Ints, given: Ints) -> Floats:
+    """Per call: how many times its relative error grows, as the gradient did on its way back through it.
+
+    A channel that hardly varies is divided by next to nothing when it is normalised, and no number of the whole tensor
+    tells. ``first`` and ``given`` are the first input and output of each call.
+    """
+    steep = np.ones(len(flow.ops))
+    forth = np.maximum(flow.twin, 0)
+    known = (flow.twin != NONE) & (first != NONE) & (given != NONE) & (first[forth] != NONE) & (given[forth] != NONE)
+    back = np.flatnonzero(known)
+    forth = forth[back]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        grown = values.norm[given[back]] / values.norm[first[back]]
+        shown = np.nan_to_num(grown * values.norm[first[forth]] / values.norm[given[forth]], nan=1.0, posinf=1.0)
+    np.maximum.at(steep, forth, shown)
+    return steep
+
+
+_FEW = 32  # elements: two samples of pure noise differ widely below this
+
+
+def pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
+    """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
+    import polars as pl
+
+    noise = np.nan_to_num(measured)
+    few = values.elements < _FEW
+    if not few.any():
+        return noise
+    kinds = pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#")
+    frame = pl.DataFrame({"kind": kinds, "noise": noise})
+    largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
+    return np.where(few, largest, noise)

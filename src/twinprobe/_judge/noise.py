@@ -27,6 +27,9 @@ from twinprobe._judge.inherited import (
     gave_inside,
     hidden_drift,
     moved_parameters,
+    of_running_statistics,
+    pooled,
+    shown_by_gradients,
     shown_by_means,
     updates_of,
     values_of,
@@ -34,8 +37,6 @@ from twinprobe._judge.inherited import (
 from twinprobe._judge.operations import (
     HIDDEN_PRECISION,
     OTHER_MODULE,
-    RUNNING_MEAN,
-    RUNNING_VARIANCE,
     Family,
     is_inverse,
     is_kinked,
@@ -63,6 +64,7 @@ _PATHS = "ctc_loss"
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _IN_A_ROW = 512  # terms that a kernel adds to one sum in float32; longer sums are put together from such
 _BATCH = 4  # terms of a sum: more are those of a batch
+_RARE = 1e-3  # flips expected in one call: fewer come in none
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _FILLED = 9e3  # a mean beyond this is one of a mask's fill values
 _SEEN = 3.0  # what is carried on stands out from the rounding that every call renews; what has died out does not
@@ -151,7 +153,7 @@ def expected_errors(
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
-    running = _of_running_statistics(pairs, flow, values, depth * grain)
+    running = of_running_statistics(pairs, flow, values, depth * grain)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
@@ -160,7 +162,7 @@ def expected_errors(
     allowed = np.hypot(allowed, finest * values.norm)
     allowed = allowed if operands.updates is None else operands.updates.of_vectors(pairs, flow, values, allowed)
     small = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
-    allowed = np.fmax(allowed * small, 0.0 if measured is None else _pooled(pairs, values, measured) * values.norm)
+    allowed = np.fmax(allowed * small, 0.0 if measured is None else pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(unknown, np.nan, np.where(values.distance == 0, 0.0, values.distance / allowed))
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
@@ -366,39 +368,6 @@ def _parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Flo
     return scale, np.where(gradient, np.hypot(carried, THROUGH_DERIVATIVES * error * scale), carried)
 
 
-_FEW = 32  # elements: two samples of pure noise differ widely below this
-
-
-def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
-    """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
-    import polars as pl
-
-    noise = np.nan_to_num(measured)
-    few = values.elements < _FEW
-    if not few.any():
-        return noise
-    kinds = pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#")
-    frame = pl.DataFrame({"kind": kinds, "noise": noise})
-    largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
-    return np.where(few, largest, noise)
-
-
-def _of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
-    """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
-    bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
-    mean, variance = (
-        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
-        for name in (RUNNING_MEAN, RUNNING_VARIANCE)
-    )
-    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
-    first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
-    error, rms = np.zeros((2, len(flow.ops) + 1))
-    error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
-    rms[flow.of_row[first]] = np.nan_to_num(values.rms[first])
-    size = np.where(mean, np.fmax(rms[flow.of_row] * np.sqrt(values.elements), values.norm), 2 * values.norm)
-    return np.where(mean | variance, error[flow.of_row] * size, 0.0)
-
-
 class Operands:
     """Every floating-point input of every call, with what its call is: one entry an input."""
 
@@ -451,6 +420,11 @@ class Operands:
         least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
         steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
         self.steep = np.fmax(self.steep, steepest)
+        self.given = np.full(count, NONE, dtype=np.int64)
+        self.given[owners[::-1]] = self.gives[::-1]
+        shown = shown_by_gradients(flow, values, self.first, self.given)
+        self.steep = np.where(normed, np.fmax(self.steep, np.minimum(shown[self.calls], _STEEPEST)), self.steep)
+        self.least = np.where(self.given != NONE, pairs["g_min"].to_numpy().astype(np.float64)[self.given], np.nan)
 
     def _by_place(self) -> tuple[Ints, Ints, Ints]:
         """The first three floating-point inputs of each call; the third is the second where there are two."""
@@ -540,6 +514,9 @@ class Operands:
             ],
             relative * self.steep,
         )
+        roots = (kind == Family.ROOT) & ~self.backward[calls]
+        if roots.any():
+            gain = np.where(roots, np.fmax(gain, self._of_roots(single, calls)), gain)
         # Adaptive optimizers make whole steps of gradients that are noise.
         if self.updates is not None:
             ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
@@ -554,9 +531,21 @@ class Operands:
         np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=WILD)[seen])
         kept = np.where(flow.twin != NONE, kept[np.maximum(flow.twin, 0)], 0.0)
         squares += (THROUGH_DERIVATIVES * kept * self.norm) ** 2
-        # The derivative of a kink jumps: as many elements flip as lie within the error around it.
-        squares += np.where(flow.each_call(is_kinked), kept, 0.0) * self.norm**2
+        # The derivative of a kink jumps: as many elements flip as lie within the error around it, or, by chance, more.
+        flips = np.where(flow.each_call(is_kinked), kept, 0.0) * self.size
+        flips = np.where(flips > _RARE, flips + 3 * np.sqrt(flips) + 1, flips)
+        squares += np.minimum(flips / np.maximum(self.size, 1), 1.0) * self.norm**2
         return np.sqrt(squares)
+
+    def _of_roots(self, lost: Floats, calls: Ints) -> Floats:
+        """How far off square roots are whose arguments have lost so much in each element, as a distance: much more near
+        zero, where about as many elements may lie as a square matrix has on its diagonal."""
+        size = np.maximum(self.size[calls], 1)
+        least, usual = self.least[calls], self.norm[calls] / np.sqrt(size)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            near_zero = np.fmin(np.sqrt(lost), lost / (2 * np.abs(least)))
+            distance: Floats = np.nan_to_num(np.hypot(near_zero * size**0.25, lost / (2 * usual) * np.sqrt(size)))
+        return distance
 
     def added_up(self, values: Values) -> Floats:
         """Per call: the size of what it adds up on the way, which may be far larger than what is left of it."""
@@ -580,6 +569,12 @@ class Operands:
             [self.norm, np.sqrt(summed), reduced, products, self.value_norm, self.first_rms],
             self.norm * steep,
         )
+        apart = (family == Family.DISTANCE) & ~self.backward
+        if apart.any():
+            taken, other = (values.elements[np.maximum(place, 0)] for place in (self.first, self.second))
+            products = self.first_rms * self.second_rms * np.sqrt(taken * other / np.maximum(self.size, 1))
+            lost = self._of_roots(4 * self.fine * products, np.arange(count))
+            scale = np.where(apart, np.fmax(scale, lost / (ROUNDING * np.maximum(self.fine, 2.0**-52))), scale)
         ones = np.where(self.one & ~self.backward & (self.fine <= 2 * FLOAT32), np.sqrt(self.size), 0.0)
         # What an optimizer adds to elements of a list is multiplied by its rate first: they are as large as they are.
         largest: Floats = np.where(self.listed, 0.0, np.fmax(np.fmax(scale, self.norm), ones))

@@ -40,6 +40,8 @@ class Family(IntEnum):
     RANDOM = 13
     EMPTY = 14  # memory that nobody has written yet
     OTHER = 15
+    ROOT = 16  # near zero it loses many more digits than elsewhere
+    DISTANCE = 17  # roots of sums that cancel where two points are near each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,11 @@ _BY_NAME: dict[str, Operation] = {
         """),
     **_named(Family.MULTIPLY, "mul multiply rmul div divide truediv rtruediv true_divide square polar", 1.5, 2),
     **_named(Family.RELATIVE, """
-        sqrt rsqrt reciprocal pow rpow norm vector_norm linalg_vector_norm std var var_mean prod cumprod hypot
+        rsqrt reciprocal pow rpow norm vector_norm linalg_vector_norm std var var_mean prod cumprod hypot
         float_power
         """, 3.0, 4),
+    **_named(Family.ROOT, "sqrt", 3.0, 4),
+    **_named(Family.DISTANCE, "cdist", 4.0, 4),
     **_named(Family.SMOOTH, """
         sin cos tanh sigmoid softmax gelu silu swish mish hardswish hardsigmoid atan erf
         softsign tanhshrink log_sigmoid logsigmoid glu prelu quick_gelu fast_gelu sinh asinh masked_softmax

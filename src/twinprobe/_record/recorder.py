@@ -305,10 +305,7 @@ def built_with(layer: Any) -> dict[str, Any]:
     """What a layer was built with, in PyTorch's meaning: what it does not use now (in evaluation) is left out."""
     found: dict[str, Any] = {}
     own = vars(layer)
-    asked = [attribute for attribute in own if attribute in _ASKED]  # at each start, of thousands of layers
-    if not asked:
-        return found
-    for attribute in asked:
+    for attribute in [one for one in own if one in _ASKED]:  # at each start, of thousands of layers
         name, value = _SETTINGS.get(attribute.lstrip("_")), own[attribute]
         if attribute.lstrip("_") == "mode" and any(word in type(layer).__name__ for word in _WITH_MODE):
             name, value = "mode", str(value).lower()

@@ -36,7 +36,15 @@ if TYPE_CHECKING:
 Expected = Mapping[str, float]  # by the name of a value: the relative error that it may have from equal inputs
 SECONDS = 60.0  # that compare spends on replaying, unless the user gives another number
 _MOST_REASONS = 3
-_APPROXIMATE = (Family.SMOOTH, Family.EXPONENT, Family.RELATIVE, Family.NORM, Family.ATTENTION, Family.LOSS)
+_APPROXIMATE = (
+    Family.SMOOTH,
+    Family.EXPONENT,
+    Family.RELATIVE,
+    Family.ROOT,
+    Family.NORM,
+    Family.ATTENTION,
+    Family.LOSS,
+)
 _APPROXIMATION = 2 * 2.0**-23
 _WORST_ROW = 2.0  # the worst of many rows may be this many times as far off as an average one
 _FEW_NUMBERS = 64

@@ -568,7 +568,9 @@ def _summand(pair: _Pair, others: Mapping[str, Array], sampled: tuple[slice, ...
         lacks = factor < 0
         times = "" if abs(abs(factor) - 1) < 0.02 else f"{shown(abs(factor))} x "
         sentence = f"target = golden {'-' if lacks else '+'} {times}{name}"
-        return Kind("missing" if lacks else "extra", sentence, along * along, {"tensor": name, "factor": factor})
+        return Kind(
+            "missing" if lacks else "extra", sentence, min(along * along, 1.0), {"tensor": name, "factor": factor}
+        )
     return None
 
 
