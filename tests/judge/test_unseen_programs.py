@@ -536,3 +536,40 @@ def test_scores_that_lead_to_the_same_tokens_are_named(tmp_path: Path, setting: 
     found = compared(tmp_path, generate, lambda: transformers.GPT2LMHeadModel(config))
     assert tokens[0] == tokens[1]
     assert "only the target run makes this call" in said(found)
+
+
+class Wired(nn.Module):
+    """Two blocks, each given one of two encodings."""
+
+    def __init__(self, second: int) -> None:
+        super().__init__()
+        self.near, self.far = nn.Linear(8, 16), nn.Linear(8, 16)
+        self.blocks = nn.ModuleList(Gated() for _ in range(2))
+        self.second = second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        encodings = self.near(x), self.far(x)
+        y = self.blocks[0](x.repeat(1, 2), encodings[0])
+        return self.blocks[1](y, encodings[self.second])
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, encoding: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x * encoding).tanh()
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_result_that_goes_to_the_wrong_call_is_named(level: str, tmp_path: Path) -> None:
+    for side, second in (("t", 0), ("g", 1)):
+        torch.manual_seed(0)
+        model = Wired(second)
+        with twinprobe.record(model, tmp_path / side, level=level):
+            model(torch.randn(4, 8)).square().mean().backward()
+    first = twinprobe.compare(tmp_path / "t", tmp_path / "g").first
+    assert first is not None
+    assert first.module.startswith("blocks.1")
+    assert "it holds what golden has in Module.near.Linear.forward.0.output.0" in first.sentence

@@ -294,6 +294,8 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
     elif around != NONE and _arrived(flow, row, around):
         beginning = _innermost(flow, row, OUTSIDE)
+    elif NONE not in (made, meant) and flow.of_row[made] != flow.of_row[meant]:  # another call's result
+        beginning = _innermost(flow, row, OUTSIDE)
     elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
     elif around == NONE:  # what a call has made, in another order, was not given by the caller
