@@ -104,6 +104,8 @@ class Flow:
     """The golden run's call of each row, by its number there."""
     golden_only: Bools
     """Outputs of calls that only the golden run makes."""
+    hits: Bools
+    """Rows of zeros and ones alone: masks, or which predictions were right."""
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
     unread: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -223,7 +225,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, _hits(pairs, elements[0]), unlike,
     )  # fmt: skip
 
 
@@ -381,6 +383,13 @@ def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     elements = shapes.replace_strict({text: float(prod(shape)) for text, shape in known.items()}, default=0.0)
     lengths = shapes.replace_strict({text: shape[0] for text, shape in known.items() if shape}, default=0)
     return elements.fill_null(0.0).to_numpy().astype(np.float64), lengths.fill_null(0).to_numpy().astype(np.int64)
+
+
+def _hits(pairs: pl.DataFrame, elements: Floats) -> Bools:
+    high, low, mean, norm = (pairs[f"t_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean", "norm"))
+    with np.errstate(invalid="ignore"):  # the square of one is one; of booleans no norm is recorded
+        alike = np.isnan(norm) | (np.abs(norm**2 - mean * elements) <= 1e-3 * elements)
+    return np.isin(high, (0, 1)) & np.isin(low, (0, 1)) & alike & (elements > 1)
 
 
 def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = True) -> NDArray[np.uint64]:

@@ -181,9 +181,12 @@ def expected_errors(
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
     """What every gradient gathers: the errors of all that lies behind it, as a distance; no more than noise comes to,
-    for a branch that was cut off changes every gradient as well. ``gathered``: by noise, relative."""
+    for a branch that was cut off changes every gradient as well, and where all that was recorded of the way there and
+    back is equal, no more than rounding in what was not. ``gathered``: by noise, relative."""
     known = values.error[(flow.role == GRADIENT) & np.isfinite(values.error)]
-    most = np.fmax(_FAR * gathered, _FAR_LEAST)
+    behind = (flow.role != GRADIENT) & ~flow.spread(flow.updates) & (flow.of_row >= 0)
+    equal = not (np.nan_to_num(values.distance[behind]) > 0).any()
+    most = gathered if equal else np.fmax(_FAR * gathered, _FAR_LEAST)
     usual: Floats = 2 * np.fmin(float(np.median(known)) if len(known) else 0.0, most) * values.norm
     return usual
 

@@ -327,12 +327,26 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
         made |= np.isin(call, flow.of_row[taken])
         derived = scalar & made & (call > (flow.start[last] if last != NONE else NONE))
         derived &= flow.length == 0  # a vector of one element is one of many that happens to be alone: a box, a token
+        if derived.any():  # how many predictions were right tells little of the scores
+            counts = {int(one) for one in call[derived] if _counts(flow, floating, int(one))}
+            derived &= ~np.isin(call, list(counts))
     return {
         LOSS: np.flatnonzero(derived)[-1:],
         "outputs": np.flatnonzero(outermost),
         PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
         UPDATED_PARAMETERS: np.flatnonzero(updated),
     }
+
+
+def _counts(flow: Flow, floating: Bools, call: int, depth: int = 8) -> bool:
+    """Whether a call computes with nothing but counts: whole numbers, zeros and ones, and what is made of these."""
+    taken = np.flatnonzero((flow.of_row == call) & (flow.role == INPUT) & (flow.elements[0] > 0))
+    return depth > 0 and all(
+        flow.hits[row]
+        or not floating[row]
+        or ((made := int(flow.target_source[row])) != NONE and _counts(flow, floating, int(flow.of_row[made]), depth - 1))
+        for row in taken.tolist()
+    )
 
 
 def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -> Bools:
