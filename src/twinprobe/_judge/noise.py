@@ -37,7 +37,7 @@ from twinprobe._judge.operations import (
     RUNNING_MEAN,
     RUNNING_VARIANCE,
     Family,
-    is_inverse,
+    divisor_of,
     is_kinked,
     is_over_batch,
     operation_of,
@@ -450,8 +450,10 @@ class Operands:
         normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
         self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
         # The smallest elements are the largest of the results.
-        inverts = flow.each_call(is_inverse)[self.calls]
-        least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
+        which = flow.each_call(divisor_of, np.int64)[self.calls]
+        inverts = which == np.where(self.rows == self.first[self.calls], 1, 2)
+        low, high = (pairs[f"g_{stat}"].to_numpy().astype(np.float64)[self.rows] for stat in ("min", "max"))
+        least = np.fmax(low, -high)
         steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
         self.steep = np.fmax(self.steep, steepest)
 
@@ -536,7 +538,7 @@ class Operands:
                 2 * distance * np.sqrt(np.minimum(1.0, self.ratio)),  # errors may be alike: those of a bias, say
                 by * distance * self.spread,
                 2 * distance * np.sqrt(self.ratio * self.terms[calls]) * other,
-                np.fmax(by * distance * other * self.spread, relative),
+                np.fmax(by * distance * other * self.spread, relative * self.steep),
                 np.fmax(relative, by * single * norm),
                 np.fmax(by * single, error * norm),
                 by * error * np.fmax(self.value_norm, self.norm)[calls] * logits,
@@ -569,7 +571,8 @@ class Operands:
         np.add.at(summed, calls, (sizes * self.spread) ** 2)
         shrunk = np.where(family[calls] == Family.MEAN, np.minimum(1, self.ratio), 1.0)
         np.maximum.at(reduced, calls, sizes * shrunk)
-        np.maximum.at(steep, calls, self.steep)
+        # A quotient rounds no more than once, whatever it is divided by.
+        np.maximum.at(steep, calls, np.where(family[calls] == Family.MULTIPLY, 1.0, self.steep))
         products = np.sqrt(self.size * self.terms) * self.first_rms * self.second_rms
         scale = np.select(
             [

@@ -261,9 +261,13 @@ def is_kinked(op: OpName) -> bool:
     return (op.cls or op.body.rpartition(".")[2]).lower().strip("_") in _KINKED
 
 
-def is_inverse(op: OpName) -> bool:
-    """Whether an operation makes large numbers of small ones."""
-    return op.body.rpartition(".")[2].strip("_") in ("rsqrt", "reciprocal")
+_DIVISORS = dict.fromkeys(("rsqrt", "reciprocal", "rtruediv"), 1)
+_DIVISORS |= dict.fromkeys(("div", "divide", "true_divide", "truediv", "itruediv"), 2)
+
+
+def divisor_of(op: OpName) -> int:
+    """Which operand an operation divides by, the first or the second: it makes large numbers of small ones. 0: none."""
+    return _DIVISORS.get(op.body.rpartition(".")[2].removeprefix(LISTS).strip("_"), 0)
 
 
 _OVER_BATCH = re.compile("batch_?norm|instance_?norm|group_?norm")
