@@ -345,8 +345,10 @@ def test_a_gradient_that_no_module_passes_on_is_compared_where_all_else_is_equal
         (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         (y.square().mean() + (0.012 if wrong else 0.01) * slope.square().mean()).backward()
 
-    found = compared(tmp_path, train, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)), "L0")
-    assert "parameters_grad" in said(found)
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+    assert "parameters_grad" in said(compared(tmp_path, train, model, level="L0"))
 
 
 def test_a_loss_that_is_not_divided_is_named_by_the_call_that_is_missing(tmp_path: Path) -> None:

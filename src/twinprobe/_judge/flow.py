@@ -20,7 +20,7 @@ from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -304,6 +304,12 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
+    # Until it has been filled for the last time: what is left of it is read by the next call that fills.
+    written, left = flow.spread(filled) & (flow.role == OUTPUT), set(flow.of_row[first[fresh]].tolist())
+    for row in first[~fresh].tolist():
+        if (made := int(flow.of_row[flow.source[row]])) in left and flow.source[row] != NONE:
+            ignored[(flow.of_row == made) & written] = ignored[row] = True
+            left.add(int(flow.of_row[row]))
     ignored[flow.unread] = True
     # Under autocast all uses of a weight share one cast, where their gradients arrive added up, as the parameter's own.
     # If only one run does that, the parameter's gradient is what can be compared.
@@ -386,10 +392,10 @@ def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
 
 
 def _hits(pairs: pl.DataFrame, elements: Floats) -> Bools:
-    high, low, mean, norm = (pairs[f"t_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean", "norm"))
-    with np.errstate(invalid="ignore"):  # the square of one is one; of booleans no norm is recorded
-        alike = np.isnan(norm) | (np.abs(norm**2 - mean * elements) <= 1e-3 * elements)
-    return np.isin(high, (0, 1)) & np.isin(low, (0, 1)) & alike & (elements > 1)
+    high, low, mean, norm = (pairs[f"t_{stat}"].to_numpy().astype(np.float64) for stat in STATS)
+    with np.errstate(invalid="ignore"):  # one squared is one; of booleans no norm is recorded
+        found: Bools = np.isnan(norm) | (np.abs(norm**2 - mean * elements) <= 1e-3 * elements)
+    return found & np.isin(high, (0, 1)) & np.isin(low, (0, 1)) & (elements > 1)
 
 
 def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = True) -> NDArray[np.uint64]:

@@ -124,8 +124,7 @@ def expected_errors(
     error = behind_norms(flow, error, estimated & ~sketched)
     values = values_of(pairs, flow, error, epsilon)
     drift, furthest = drift_of(pairs, flow, values, step, settings) if step else (0.0, 0.0)
-    # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
-    grain = np.maximum(values.grain, drift / ROUNDING)
+    grain = np.maximum(values.grain, drift / ROUNDING)  # parameters that are all off act as a coarser rounding does
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     nothing = _zero_in_theory(pairs, flow, values)
@@ -181,12 +180,12 @@ def expected_errors(
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
     """What every gradient gathers: the errors of all that lies behind it, as a distance; no more than noise comes to,
-    for a branch that was cut off changes every gradient as well, and where all that was recorded of the way there and
-    back is equal, no more than rounding in what was not. ``gathered``: by noise, relative."""
+    for a branch that was cut off changes every gradient as well. Where all else that was recorded of the way there and
+    back is equal, no more than rounding. ``gathered``: by noise, relative."""
     known = values.error[(flow.role == GRADIENT) & np.isfinite(values.error)]
     behind = (flow.role != GRADIENT) & ~flow.spread(flow.updates) & (flow.of_row >= 0)
-    equal = not (np.nan_to_num(values.distance[behind]) > 0).any()
-    most = gathered if equal else np.fmax(_FAR * gathered, _FAR_LEAST)
+    noisy = (np.nan_to_num(values.distance[behind]) > 0).any()
+    most = np.fmax(_FAR * gathered, _FAR_LEAST) if noisy else gathered
     usual: Floats = 2 * np.fmin(float(np.median(known)) if len(known) else 0.0, most) * values.norm
     return usual
 
@@ -450,12 +449,10 @@ class Operands:
         normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
         self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
         # The smallest elements are the largest of the results.
-        which = flow.each_call(divisor_of, np.int64)[self.calls]
-        inverts = which == np.where(self.rows == self.first[self.calls], 1, 2)
+        divides = flow.each_call(divisor_of, np.int64)[self.calls] == 2 - (self.rows == self.first[self.calls])
         low, high = (pairs[f"g_{stat}"].to_numpy().astype(np.float64)[self.rows] for stat in ("min", "max"))
-        least = np.fmax(low, -high)
-        steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
-        self.steep = np.fmax(self.steep, steepest)
+        divides &= (least := np.fmax(low, -high)) > 0
+        self.steep = np.where(divides, np.clip(rms / np.where(divides, least, 1), self.steep, _STEEPEST), self.steep)
 
     def _by_place(self) -> tuple[Ints, Ints, Ints]:
         """The first three floating-point inputs of each call; the third is the second where there are two."""

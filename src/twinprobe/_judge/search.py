@@ -152,6 +152,9 @@ def _unexplained(
     explained, unsure = np.zeros((2, len(flow.ops)), dtype=bool)
     explained[flow.of_row[inputs & (facts.whole | facts.shape)]] = True
     explained |= flow.other_arguments
+    # A gradient has the shape of the value that came in forward.
+    shaped = np.isin(np.arange(len(flow.ops)), flow.of_row[inputs & facts.shape])
+    explained |= (flow.twin != NONE) & shaped[flow.twin]
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
     # Squares of a gradient that is half off, and quotients of them, are off by anything.
     explained[flow.of_row[inputs & (np.nan_to_num(noise.error) > _HALF) & flow.spread(flow.updates)]] = True
