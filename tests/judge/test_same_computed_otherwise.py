@@ -341,3 +341,79 @@ def test_sentences_one_behind_the_other_or_in_padded_rows(way: str, agrees: bool
 
     result = compared(tmp_path, train, Words, way)
     assert (result.first is None) is agrees, result.summary
+
+
+def test_memory_that_is_filled_in_parts_is_compared_once_it_is_full(tmp_path: Path) -> None:
+    """A loss over clusters of words writes to fresh memory, cluster after cluster: what is not yet written is anything."""
+
+    class Clusters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, 24, [8, 16])
+            self.memory = torch.zeros(24)
+
+        def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+            for part in range(3):
+                own = (words // 8 == part).nonzero().squeeze(1)
+                self.memory.index_copy_(0, own, self.loss.log_prob(x[own])[:, part])
+            return self.memory
+
+    def program(model: Any, way: str, _: Any) -> None:
+        model.memory.numpy()[:] = 5.0 if way == "junk" else 0.0  # as fresh memory: no call has made it
+        model(torch.randn(24, WIDTH), torch.arange(24)).mean().backward()
+
+    assert compared(tmp_path, program, Clusters, "junk").first is None
+
+
+def test_a_sum_of_another_shape_sends_back_a_gradient_of_that_shape(tmp_path: Path) -> None:
+    """The likelihood of a Gaussian process, by one triangular system or by two."""
+
+    class Process(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.way = nn.Linear(WIDTH, 3), ""
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = self.net(x)
+            kernel = torch.exp(-0.5 * (z[:, None] - z[None]).pow(2).sum(-1)) + 0.3 * torch.eye(20)
+            root = torch.linalg.cholesky(kernel)
+            if self.way == "one":
+                fit = torch.linalg.solve_triangular(root, y[:, None], upper=False).pow(2).sum()
+            else:
+                fit = (y * torch.cholesky_solve(y[:, None], root).squeeze(1)).sum()
+            return 0.5 * fit + root.diagonal().log().sum()
+
+    def program(model: Any, way: str, _: Any) -> None:
+        model["process"].way = way
+        model["process"](x := torch.randn(20, WIDTH), x.sum(1).sin()).backward()
+
+    assert compared(tmp_path, program, lambda: nn.ModuleDict({"process": Process()}), "one").first is None
+
+
+class Preconditioned(torch.optim.Optimizer):
+    """Gradients times the fourth root of their covariance."""
+
+    def __init__(self, parameters: Any, way: str) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.way = way
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            left = 1e-2 * torch.eye(len(weight))
+            if self.way == "added":
+                left.addmm_(weight.grad, weight.grad.t())
+            else:
+                left += weight.grad @ weight.grad.t()
+            values, vectors = torch.linalg.eigh(left)
+            weight.sub_(vectors @ torch.diag(values.clamp(min=1e-6) ** -0.25) @ vectors.t() @ weight.grad)
+
+
+def test_vectors_of_equal_values_are_any_that_span_the_same(tmp_path: Path) -> None:
+    """Where a gradient has few directions, all others are alike."""
+
+    def program(model: Any, way: str, _: Any) -> None:
+        functional.mse_loss(torch.tanh(model(torch.randn(20, 10))), torch.randn(20, 16)).backward()
+        Preconditioned([model.weight], way).step()
+
+    assert compared(tmp_path, program, lambda: nn.Linear(10, 16), "added").first is None
