@@ -359,14 +359,14 @@ def test_memory_that_is_filled_in_parts_is_compared_once_it_is_full(tmp_path: Pa
             return self.memory
 
     def program(model: Any, way: str, _: Any) -> None:
-        model.memory.numpy()[:] = 5.0 if way == "junk" else 0.0  # as fresh memory: no call has made it
+        model.memory.numpy()[:] = float("nan") if way == "junk" else 0.0  # as fresh memory: no call has made it
         model(torch.randn(24, WIDTH), torch.arange(24)).mean().backward()
 
     assert compared(tmp_path, program, Clusters, "junk").first is None
 
 
 def test_a_sum_of_another_shape_sends_back_a_gradient_of_that_shape(tmp_path: Path) -> None:
-    """The likelihood of a Gaussian process, by one triangular system or by two."""
+    """The likelihood of a Gaussian process, by one triangular system or by two; the layer's bias cancels in it."""
 
     class Process(nn.Module):
         def __init__(self) -> None:
@@ -383,11 +383,15 @@ def test_a_sum_of_another_shape_sends_back_a_gradient_of_that_shape(tmp_path: Pa
                 fit = (y * torch.cholesky_solve(y[:, None], root).squeeze(1)).sum()
             return 0.5 * fit + root.diagonal().log().sum()
 
-    def program(model: Any, way: str, _: Any) -> None:
-        model["process"].way = way
-        model["process"](x := torch.randn(20, WIDTH), x.sum(1).sin()).backward()
+    def program(model: Any, way: str, recording: Any) -> None:
+        model.way, optimizer = way, torch.optim.Adam(model.parameters(), 1e-2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x := torch.randn(20, WIDTH), x.sum(1).sin()).backward()
+            optimizer.step()
+            recording.step()
 
-    assert compared(tmp_path, program, lambda: nn.ModuleDict({"process": Process()}), "one").first is None
+    assert compared(tmp_path, program, Process, "one", step=1).first is None
 
 
 class Preconditioned(torch.optim.Optimizer):
@@ -413,7 +417,11 @@ def test_vectors_of_equal_values_are_any_that_span_the_same(tmp_path: Path) -> N
     """Where a gradient has few directions, all others are alike."""
 
     def program(model: Any, way: str, _: Any) -> None:
-        functional.mse_loss(torch.tanh(model(torch.randn(20, 10))), torch.randn(20, 16)).backward()
-        Preconditioned([model.weight], way).step()
+        x, y = torch.randn(20, 10), torch.randn(20, 4)
+        functional.mse_loss(model[2](torch.tanh(model[0](x))), y).backward()
+        Preconditioned([layer.weight for layer in (model[0], model[2])], way).step()
 
-    assert compared(tmp_path, program, lambda: nn.Linear(10, 16), "added").first is None
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    assert compared(tmp_path, program, model, "added").first is None
