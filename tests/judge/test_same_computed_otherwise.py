@@ -344,7 +344,7 @@ def test_sentences_one_behind_the_other_or_in_padded_rows(way: str, agrees: bool
 
 
 def test_memory_that_is_filled_in_parts_is_compared_once_it_is_full(tmp_path: Path) -> None:
-    """A loss over clusters of words writes to fresh memory, cluster after cluster: what is not yet written is anything."""
+    """A loss over clusters of words writes to fresh memory, cluster after cluster: the rest is anything."""
 
     class Clusters(nn.Module):
         def __init__(self) -> None:
@@ -392,36 +392,3 @@ def test_a_sum_of_another_shape_sends_back_a_gradient_of_that_shape(tmp_path: Pa
             recording.step()
 
     assert compared(tmp_path, program, Process, "one", step=1).first is None
-
-
-class Preconditioned(torch.optim.Optimizer):
-    """Gradients times the fourth root of their covariance."""
-
-    def __init__(self, parameters: Any, way: str) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.way = way
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for weight in self.param_groups[0]["params"]:
-            left = 1e-2 * torch.eye(len(weight))
-            if self.way == "added":
-                left.addmm_(weight.grad, weight.grad.t())
-            else:
-                left += weight.grad @ weight.grad.t()
-            values, vectors = torch.linalg.eigh(left)
-            weight.sub_(vectors @ torch.diag(values.clamp(min=1e-6) ** -0.25) @ vectors.t() @ weight.grad)
-
-
-def test_vectors_of_equal_values_are_any_that_span_the_same(tmp_path: Path) -> None:
-    """Where a gradient has few directions, all others are alike."""
-
-    def program(model: Any, way: str, _: Any) -> None:
-        x, y = torch.randn(20, 10), torch.randn(20, 4)
-        functional.mse_loss(model[2](torch.tanh(model[0](x))), y).backward()
-        Preconditioned([layer.weight for layer in (model[0], model[2])], way).step()
-
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 4))
-
-    assert compared(tmp_path, program, model, "added").first is None

@@ -243,8 +243,7 @@ def _long_sums(flow: Flow, values: Values, operands: Operands, grain: Floats) ->
     call = np.maximum(flow.of_row, 0)
     source = np.where(flow.role == GRADIENT, flow.back[call], call)
     known, source = source != NONE, np.maximum(source, 0)
-    terms = np.where(known, taken[source], 0.0) / np.maximum(values.elements, 1)
-    arrived = np.zeros(operands.count)
+    terms, arrived = np.where(known, taken[source], 0.0) / np.maximum(values.elements, 1), np.zeros(operands.count)
     np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
     # Sums that cancel in the end were larger on the way.
     sums = np.fmax(values.norm, np.where(known, arrived[source], 0.0) * np.sqrt(terms) / _ON_THE_WAY)
@@ -375,12 +374,10 @@ def _pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
     """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
     import polars as pl
 
-    noise = np.nan_to_num(measured)
-    few = values.elements < _FEW
+    noise, few = np.nan_to_num(measured), values.elements < _FEW
     if not few.any():
         return noise
-    kinds = pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#")
-    frame = pl.DataFrame({"kind": kinds, "noise": noise})
+    frame = pl.DataFrame({"kind": pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#"), "noise": noise})
     largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
     return np.where(few, largest, noise)
 

@@ -115,8 +115,6 @@ _BY_NAME: dict[str, Operation] = {
     **_named(Family.LOSS, "ctc_loss", 4.0, 64),  # and what whole paths lose
     # A hundred steps, each of which adds up a hundred products and goes on with what the step before has lost.
     **_named(Family.OTHER, "lstm gru rnn_tanh rnn_relu", 4.0, 1e4),
-    # Of values that lie together, any vectors will do that span the same.
-    **_named(Family.CHOICE, "eigh eig svd svd_lowrank"),
     **_named(Family.CHOICE, """
         topk argmax argmin argsort sort multinomial_greedy eq ne lt le gt ge nonzero unique bucketize searchsorted round
         floor ceil trunc sign isclose floor_divide floordiv mod fmod remainder logical_and logical_or logical_not
