@@ -392,3 +392,21 @@ def test_a_sum_of_another_shape_sends_back_a_gradient_of_that_shape(tmp_path: Pa
             recording.step()
 
     assert compared(tmp_path, program, Process, "one", step=1).first is None
+
+
+class ELU(nn.Module):
+    """As some kernels compute it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, torch.exp(x) - 1)
+
+
+def test_an_exponential_less_one_rounds_beside_one(tmp_path: Path) -> None:
+    """Near zero, kernels that take exp(x) - 1 lose what others keep; no module inside shows it."""
+    for side, activation in (("target", ELU()), ("golden", nn.ELU())):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), activation)
+        with twinprobe.record(model, tmp_path / side, level="L0"), torch.no_grad():
+            model(1e-2 * torch.randn(64, WIDTH))
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.first is None, found.summary

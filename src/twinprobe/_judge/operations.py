@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from math import isqrt, log, sqrt
@@ -182,7 +182,7 @@ def _of_class(cls: str) -> Operation:
     lower = cls.lower()
     for words, operation in _BY_CLASS:
         if words.search(lower):
-            return Operation(operation.family, operation.factor, operation.roundings * _AROUND)
+            return replace(operation, roundings=operation.roundings * _AROUND)
     return OTHER_MODULE
 
 
