@@ -304,11 +304,12 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
-    # Until it has been filled for the last time: what is left of it is read by the next call that fills.
-    written, left = flow.spread(filled) & (flow.role == OUTPUT), set(flow.of_row[first[fresh]].tolist())
+    # Until it has been filled for the last time: what is left of it is read by the next call that fills, alone.
+    left, often = set(flow.of_row[first[fresh]].tolist()), np.bincount(flow.source[flow.role == INPUT] + 1)
     for row in first[~fresh].tolist():
-        if (made := int(flow.of_row[flow.source[row]])) in left and flow.source[row] != NONE:
-            ignored[(flow.of_row == made) & written] = ignored[row] = True
+        made = int(flow.source[row])
+        if made != NONE and often[made + 1] == 1 and int(flow.of_row[made]) in left:
+            ignored[[made, row]] = True
             left.add(int(flow.of_row[row]))
     ignored[flow.unread] = True
     # Under autocast all uses of a weight share one cast, where their gradients arrive added up, as the parameter's own.
