@@ -142,6 +142,41 @@ def test_gradients_of_the_step_before_that_were_not_cleared(tmp_path: Path, leve
     assert "is zero_grad missing?" in said(target, trained(tmp_path / "a", made(Net), level=level))
 
 
+def test_gradients_of_a_batch_in_parts_that_were_not_cleared(tmp_path: Path) -> None:
+    """No pass of the step gives what the optimizer reads: they add up. And those of the step before are much alike."""
+    for side in ("target", "golden"):
+        model = made(Net)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        x, y = torch.randn(8, 6, WIDTH, generator=torch.Generator().manual_seed(3)), torch.arange(8) % 5
+        with twinprobe.record(model, tmp_path / side, level="mix") as recording:
+            for _ in range(STEPS):
+                for part in range(2):
+                    (functional.cross_entropy(model(x[part::2]), y[part::2]) / 2).backward()
+                optimizer.step()
+                if side == "golden":
+                    optimizer.zero_grad()
+                recording.step()
+    assert "is zero_grad missing?" in said(tmp_path / "target", tmp_path / "golden", step=1)
+
+
+def test_gradients_of_a_pass_that_only_looks_ahead(tmp_path: Path) -> None:
+    """The first of two passes of a step finds where the second begins; its gradient is much like the second's."""
+    for side in ("target", "golden"):
+        model = made(Net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+        x, y = torch.randn(8, 6, WIDTH, generator=torch.Generator().manual_seed(3)), torch.arange(8) % 5
+        with twinprobe.record(model, tmp_path / side, level="mix"):
+            functional.cross_entropy(model(x), y).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(parameter.grad, alpha=1e-2)
+            if side == "golden":
+                optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert "still holds the gradient of an earlier pass" in said(tmp_path / "target", tmp_path / "golden", step=0)
+
+
 def test_gradients_that_are_scaled_before_the_update_were_not_kept(tmp_path: Path) -> None:
     def halve(step: int, model: nn.Module, optimizer: Any) -> None:
         if step == 2:

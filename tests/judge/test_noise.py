@@ -581,3 +581,25 @@ def test_padding_that_one_attention_fills_otherwise_is_no_fault_in_bfloat16(tmp_
     result = twinprobe.compare(*dumps)
     assert "outputs differ" in result.summary
     assert result.first is None, result.first
+
+
+def test_results_are_no_further_off_than_noise_where_nothing_is_claimed(tmp_path: Path) -> None:
+    """A compiled model, whose parts nobody sees, rounds otherwise: by some epsilons."""
+
+    class Scaled(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.layer, self.factor = nn.Linear(16, 8), factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * self.factor
+
+    for name, factor in (("target", 1 + 8 * 2.0**-23), ("golden", 1.0), ("other", 1 + 64 * 2.0**-23)):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"net": Scaled(factor)})
+        with twinprobe.record(model, tmp_path / name, level="L0"), torch.no_grad():
+            model["net"](torch.randn(32, 16))
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.first is None
+    assert "outputs agree" in found.summary
+    assert twinprobe.compare(tmp_path / "other", tmp_path / "golden").first is not None

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 class OwnAdamW(torch.optim.Optimizer):
     """AdamW as a paper has it: the moments are corrected first; ``uncorrected``: one parameter's are not."""
 
-    def __init__(self, parameters: Any, rate: float, uncorrected: int = -1) -> None:
+    def __init__(self, parameters: Any, rate: float, uncorrected: int = -1, squares: bool = False) -> None:
         super().__init__(parameters, {"lr": rate, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2})
-        self.steps, self.uncorrected = 0, uncorrected
+        self.steps, self.uncorrected, self.squares = 0, uncorrected, squares
 
     @torch.no_grad()
     def step(self) -> None:
@@ -29,8 +29,12 @@ class OwnAdamW(torch.optim.Optimizer):
                     self.state[weight] = {"m": torch.zeros_like(weight), "v": torch.zeros_like(weight)}
                 m, v = self.state[weight]["m"], self.state[weight]["v"]
                 weight.mul_(1 - rate * group["weight_decay"])
-                m.mul_(one).add_(weight.grad, alpha=1 - one)
-                v.mul_(two).addcmul_(weight.grad, weight.grad, value=1 - two)
+                if self.squares:
+                    m.lerp_(weight.grad, 1 - one)
+                    v.lerp_(weight.grad * weight.grad, 1 - two)
+                else:
+                    m.mul_(one).add_(weight.grad, alpha=1 - one)
+                    v.mul_(two).addcmul_(weight.grad, weight.grad, value=1 - two)
                 first = m / (1 - one**self.steps)
                 second = v / (1 - two**self.steps)
                 if number == self.uncorrected:
@@ -39,6 +43,7 @@ class OwnAdamW(torch.optim.Optimizer):
 
 
 def _train(folder: Path, own: bool, level: str, sketch: bool = True, **settings: Any) -> Path:
+    """Two steps; ``settings`` are those of the own optimizer."""
     torch.manual_seed(0)
     parts = [torch.nn.Linear(8, 24), torch.nn.LayerNorm(24), torch.nn.GELU(), torch.nn.Linear(24, 24), torch.nn.GELU()]
     model = torch.nn.Sequential(*parts, torch.nn.Linear(24, 4))
@@ -61,6 +66,14 @@ def _first(tmp_path: Path, step: int = 0) -> Any:
 def test_another_order_of_the_same_formula_is_no_difference(tmp_path: Path, level: str) -> None:
     _train(tmp_path / "target", own=True, level=level)
     _train(tmp_path / "golden", own=False, level=level)
+    assert _first(tmp_path) is None
+    assert _first(tmp_path, step=1) is None
+
+
+def test_a_square_of_a_gradient_is_no_moment_times_a_number(tmp_path: Path) -> None:
+    """Both are products, at the same place, of two written optimizers."""
+    _train(tmp_path / "target", own=True, level="mix", squares=True)
+    _train(tmp_path / "golden", own=True, level="mix")
     assert _first(tmp_path) is None
     assert _first(tmp_path, step=1) is None
 

@@ -115,3 +115,20 @@ def test_predictions_for_padding_are_no_result_where_the_loss_agrees(tmp_path: P
 def test_the_most_probable_has_the_best_score(tmp_path: Path) -> None:
     found = labelled(tmp_path, "softmax")
     assert found.first is None, found.summary
+
+
+@pytest.mark.parametrize("hits", ["floats", "whole numbers"])
+def test_how_many_predictions_are_right_is_no_loss(tmp_path: Path, hits: str) -> None:
+    """Dropout in an evaluation: as many words are named rightly by chance, and the scores are 20 % off."""
+    for side in ("target", "golden"):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 5))})
+        model.train(side == "target")
+        places, labels = torch.randn(12, 8), torch.full((12,), 7)  # a label that no prediction meets
+        with twinprobe.record(model, tmp_path / side, level="mix"), torch.no_grad():
+            right = model["net"](places).argmax(-1) == labels
+            _ = right.float().sum() / 12 if hits == "floats" else right.sum() / len(right)
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.first is not None, found.summary
+    assert "training: True against False" in found.first.sentence
+    assert "loss agrees" not in found.summary

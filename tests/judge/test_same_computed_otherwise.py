@@ -341,3 +341,72 @@ def test_sentences_one_behind_the_other_or_in_padded_rows(way: str, agrees: bool
 
     result = compared(tmp_path, train, Words, way)
     assert (result.first is None) is agrees, result.summary
+
+
+def test_memory_that_is_filled_in_parts_is_compared_once_it_is_full(tmp_path: Path) -> None:
+    """A loss over clusters of words writes to fresh memory, cluster after cluster: the rest is anything."""
+
+    class Clusters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, 24, [8, 16])
+            self.memory = torch.zeros(24)
+
+        def forward(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+            for part in range(3):
+                own = (words // 8 == part).nonzero().squeeze(1)
+                self.memory.index_copy_(0, own, self.loss.log_prob(x[own])[:, part])
+            return self.memory
+
+    def program(model: Any, way: str, _: Any) -> None:
+        model.memory.numpy()[:] = float("nan") if way == "junk" else 0.0  # as fresh memory: no call has made it
+        model(torch.randn(24, WIDTH), torch.arange(24)).mean().backward()
+
+    assert compared(tmp_path, program, Clusters, "junk").first is None
+
+
+def test_a_sum_of_another_shape_sends_back_a_gradient_of_that_shape(tmp_path: Path) -> None:
+    """The likelihood of a Gaussian process, by one triangular system or by two; the layer's bias cancels in it."""
+
+    class Process(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.way = nn.Linear(WIDTH, 3), ""
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = self.net(x)
+            kernel = torch.exp(-0.5 * (z[:, None] - z[None]).pow(2).sum(-1)) + 0.3 * torch.eye(20)
+            root = torch.linalg.cholesky(kernel)
+            if self.way == "one":
+                fit = torch.linalg.solve_triangular(root, y[:, None], upper=False).pow(2).sum()
+            else:
+                fit = (y * torch.cholesky_solve(y[:, None], root).squeeze(1)).sum()
+            return 0.5 * fit + root.diagonal().log().sum()
+
+    def program(model: Any, way: str, recording: Any) -> None:
+        model.way, optimizer = way, torch.optim.Adam(model.parameters(), 1e-2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x := torch.randn(20, WIDTH), x.sum(1).sin()).backward()
+            optimizer.step()
+            recording.step()
+
+    assert compared(tmp_path, program, Process, "one", step=1).first is None
+
+
+class ELU(nn.Module):
+    """As some kernels compute it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, torch.exp(x) - 1)
+
+
+def test_an_exponential_less_one_rounds_beside_one(tmp_path: Path) -> None:
+    """Near zero, kernels that take exp(x) - 1 lose what others keep; no module inside shows it."""
+    for side, activation in (("target", ELU()), ("golden", nn.ELU())):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), activation)
+        with twinprobe.record(model, tmp_path / side, level="L0"), torch.no_grad():
+            model(1e-2 * torch.randn(64, WIDTH))
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.first is None, found.summary

@@ -334,3 +334,38 @@ def test_parameters_drift_by_whole_steps_where_16_bits_flip_the_signs_of_gradien
     moved = found.table.filter(found.table["target"].str.ends_with("parameters.weight"))["relative_error"]
     assert moved.max() > 0.02  # more than any rounding by itself
     assert found.first is None, found.first
+
+
+def test_a_gradient_that_no_module_passes_on_is_compared_where_all_else_is_equal(tmp_path: Path) -> None:
+    """A penalty on the slope: at level L0 nothing but the parameters' gradients shows its weight."""
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        x = torch.randn(8, WIDTH, requires_grad=True)
+        y = model(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (y.square().mean() + (0.012 if wrong else 0.01) * slope.square().mean()).backward()
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+    assert "parameters_grad" in said(compared(tmp_path, train, model, level="L0"))
+
+
+def test_a_loss_that_is_not_divided_is_named_by_the_call_that_is_missing(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        for _ in range(2):
+            loss = functional.cross_entropy(model(torch.randn(8, WIDTH)), torch.arange(8))
+            (loss if wrong else loss / 2).backward()
+
+    assert "Tensor.__truediv__.0.forward" in said(compared(tmp_path, train, mlp))
+
+
+def test_small_divisors_make_large_errors(tmp_path: Path) -> None:
+    """Noise is much the same for all elements; of those that are divided by, the smallest are the furthest off."""
+
+    def train(model: nn.Module, changed: bool) -> None:
+        order = torch.arange(WIDTH).flip(0) if changed else torch.arange(WIDTH)
+        y = functional.linear(torch.randn(64, WIDTH)[:, order], model[0].weight[:, order]).abs() + 3e-3
+        _ = torch.ones_like(y) / y
+
+    assert compared(tmp_path, train, mlp).first is None

@@ -261,11 +261,13 @@ class Siblings:
         if not self._same_layer(one, other, strict=True):
             return 0
         ops = self.one.tree.op[one], self.other.tree.op[other]
+        agree = [self._agree(one, other, role) for role in (INPUT, OUTPUT)]
+        if agree == [False, False] and len(self.one.shapes(one, INPUT)) != len(self.other.shapes(other, INPUT)):
+            return 0  # a square of a gradient, and a moment times a number: a name alone makes no pair
         score = _SAME_KEY + _SAME_DTYPES * (mine[1] == theirs[1]) + _SAME_WAY_BACK * (mine[2] == theirs[2])
         if NONE not in ops:
             score += _SAME_NAME * (self.one.side.callee_of[ops[0]].name == self.other.side.callee_of[ops[1]].name)
-        for role, weight in ((INPUT, _SAME_INPUTS), (OUTPUT, _SAME_OUTPUTS)):
-            same = self._agree(one, other, role)
+        for role, same, weight in zip((INPUT, OUTPUT), agree, (_SAME_INPUTS, _SAME_OUTPUTS), strict=True):
             if same:
                 score += weight + _EXACT * self._equal(one, other, role)
             score += _MAY_BE_SAME * (same is None)

@@ -65,6 +65,7 @@ _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind 
 _BEFORE = ".parameters.before"
 _MOST_NOTES = 3
 _PARALLEL = 0.99  # the cosine of two sketches; unrelated ones stay below 0.64
+_PROPORTION, _SAME = 1 - 1e-5, 1e-2  # of tensors in proportion, but for rounding; relative: of equal sketches
 _ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 
 
@@ -452,16 +453,23 @@ def _kept_gradient(target: Run, golden: Run, pairs: Any, judged: Judged, beginni
     made = sketches_of(target, pairs, "t", rows.tolist())
     if made is None or any(side is None or not side["flags"][0] for side in read):
         return ""
-    more = read[0]["sums"][0] - read[1]["sums"][0]
-    if abs(cosine(more, read[1]["sums"][0])) > _PARALLEL:
+    meant = read[1]["sums"][0]
+    more = read[0]["sums"][0] - meant
+    # The gradients of two steps are much alike: those of an earlier pass are more like what is there too much.
+    if (like := abs(cosine(more, meant))) > _PROPORTION:
         return ""
-    for at, row in enumerate(rows.tolist()):
-        if cosine(more, made["sums"][at]) > _PARALLEL:
-            return f"still holds the gradient of an earlier pass, {pairs['t_name'][row]}"
-    # The pass of a step before is not in this dump.
-    own = int(flow.golden_source[beginning.row])
-    given = own != NONE and flow.role[own] == GRADIENT and judged.verdict[own] == PASS
-    return f"is not what the pass of this step gave, {pairs['t_name'][own]}" if given and target.step > 0 else ""
+    likeness = [cosine(more, sums) for sums in made["sums"]]
+    if max(likeness, default=0.0) > max(_PARALLEL, like):
+        return f"still holds the gradient of an earlier pass, {pairs['t_name'][int(rows[int(np.argmax(likeness))])]}"
+    # The pass of a step before is not in this dump; a batch may come in parts, whose gradients add up.
+    passes: dict[str, Any] = {}
+    for row, sums in zip(rows.tolist(), made["sums"], strict=True):
+        if judged.verdict[row] == PASS:
+            name = re.sub(r"(parameters_grad)\.\d+", r"\1", pairs["t_name"][row])
+            passes[name] = passes.get(name, 0.0) + sums
+    given = (name for name, sums in passes.items() if np.linalg.norm(sums - meant) < _SAME * np.linalg.norm(meant))
+    name = next(given, "") if target.step > 0 else ""
+    return f"is not what the pass of this step gave, {name}" if name else ""
 
 
 def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:

@@ -20,7 +20,7 @@ from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -104,6 +104,8 @@ class Flow:
     """The golden run's call of each row, by its number there."""
     golden_only: Bools
     """Outputs of calls that only the golden run makes."""
+    hits: Bools
+    """Rows of zeros and ones alone: masks, or which predictions were right."""
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
     unread: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -223,7 +225,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, _hits(pairs, elements[0]), unlike,
     )  # fmt: skip
 
 
@@ -302,6 +304,13 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
+    # Until it has been filled for the last time: what is left of it is read by the next call that fills, alone.
+    left, often = set(flow.of_row[first[fresh]].tolist()), np.bincount(flow.source[flow.role == INPUT] + 1)
+    for row in first[~fresh].tolist():
+        made = int(flow.source[row])
+        if made != NONE and often[made + 1] == 1 and int(flow.of_row[made]) in left:
+            ignored[[made, row]] = True
+            left.add(int(flow.of_row[row]))
     ignored[flow.unread] = True
     # Under autocast all uses of a weight share one cast, where their gradients arrive added up, as the parameter's own.
     # If only one run does that, the parameter's gradient is what can be compared.
@@ -381,6 +390,13 @@ def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     elements = shapes.replace_strict({text: float(prod(shape)) for text, shape in known.items()}, default=0.0)
     lengths = shapes.replace_strict({text: shape[0] for text, shape in known.items() if shape}, default=0)
     return elements.fill_null(0.0).to_numpy().astype(np.float64), lengths.fill_null(0).to_numpy().astype(np.int64)
+
+
+def _hits(pairs: pl.DataFrame, elements: Floats) -> Bools:
+    high, low, mean, norm = (pairs[f"t_{stat}"].to_numpy().astype(np.float64) for stat in STATS)
+    with np.errstate(invalid="ignore"):  # one squared is one; of booleans no norm is recorded
+        found: Bools = np.isnan(norm) | (np.abs(norm**2 - mean * elements) <= 1e-3 * elements)
+    return found & np.isin(high, (0, 1)) & np.isin(low, (0, 1)) & (elements > 1)
 
 
 def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = True) -> NDArray[np.uint64]:

@@ -38,7 +38,7 @@ from twinprobe._judge.operations import (
     HIDDEN_PRECISION,
     OTHER_MODULE,
     Family,
-    is_inverse,
+    divisor_of,
     is_kinked,
     is_over_batch,
     operation_of,
@@ -126,8 +126,7 @@ def expected_errors(
     error = behind_norms(flow, error, estimated & ~sketched)
     values = values_of(pairs, flow, error, epsilon)
     drift, furthest = drift_of(pairs, flow, values, step, settings) if step else (0.0, 0.0)
-    # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
-    grain = np.maximum(values.grain, drift / ROUNDING)
+    grain = np.maximum(values.grain, drift / ROUNDING)  # parameters that are all off act as a coarser rounding does
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     nothing = _zero_in_theory(pairs, flow, values)
@@ -183,9 +182,12 @@ def expected_errors(
 
 def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
     """What every gradient gathers: the errors of all that lies behind it, as a distance; no more than noise comes to,
-    for a branch that was cut off changes every gradient as well. ``gathered``: by noise, relative."""
+    for a branch that was cut off changes every gradient as well. Where all else that was recorded of the way there and
+    back is equal, no more than rounding. ``gathered``: by noise, relative."""
     known = values.error[(flow.role == GRADIENT) & np.isfinite(values.error)]
-    most = np.fmax(_FAR * gathered, _FAR_LEAST)
+    behind = (flow.role != GRADIENT) & ~flow.spread(flow.updates) & (flow.of_row >= 0)
+    noisy = (np.nan_to_num(values.distance[behind]) > 0).any()
+    most = np.fmax(_FAR * gathered, _FAR_LEAST) if noisy else gathered
     usual: Floats = 2 * np.fmin(float(np.median(known)) if len(known) else 0.0, most) * values.norm
     return usual
 
@@ -243,8 +245,7 @@ def _long_sums(flow: Flow, values: Values, operands: Operands, grain: Floats) ->
     call = np.maximum(flow.of_row, 0)
     source = np.where(flow.role == GRADIENT, flow.back[call], call)
     known, source = source != NONE, np.maximum(source, 0)
-    terms = np.where(known, taken[source], 0.0) / np.maximum(values.elements, 1)
-    arrived = np.zeros(operands.count)
+    terms, arrived = np.where(known, taken[source], 0.0) / np.maximum(values.elements, 1), np.zeros(operands.count)
     np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
     # Sums that cancel in the end were larger on the way.
     sums = np.fmax(values.norm, np.where(known, arrived[source], 0.0) * np.sqrt(terms) / _ON_THE_WAY)
@@ -416,10 +417,10 @@ class Operands:
         normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
         self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
         # The smallest elements are the largest of the results.
-        inverts = flow.each_call(is_inverse)[self.calls]
-        least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
-        steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
-        self.steep = np.fmax(self.steep, steepest)
+        divides = flow.each_call(divisor_of, np.int64)[self.calls] == 2 - (self.rows == self.first[self.calls])
+        low, high = (pairs[f"g_{stat}"].to_numpy().astype(np.float64)[self.rows] for stat in ("min", "max"))
+        divides &= (least := np.fmax(low, -high)) > 0
+        self.steep = np.where(divides, np.clip(rms / np.where(divides, least, 1), self.steep, _STEEPEST), self.steep)
         self.given = np.full(count, NONE, dtype=np.int64)
         self.given[owners[::-1]] = self.gives[::-1]
         shown = shown_by_gradients(flow, values, self.first, self.given)
@@ -507,7 +508,7 @@ class Operands:
                 2 * distance * np.sqrt(np.minimum(1.0, self.ratio)),  # errors may be alike: those of a bias, say
                 by * distance * self.spread,
                 2 * distance * np.sqrt(self.ratio * self.terms[calls]) * other,
-                np.fmax(by * distance * other * self.spread, relative),
+                np.fmax(by * distance * other * self.spread, relative * self.steep),
                 np.fmax(relative, by * single * norm),
                 np.fmax(by * single, error * norm),
                 by * error * np.fmax(self.value_norm, self.norm)[calls] * logits,
@@ -555,7 +556,8 @@ class Operands:
         np.add.at(summed, calls, (sizes * self.spread) ** 2)
         shrunk = np.where(family[calls] == Family.MEAN, np.minimum(1, self.ratio), 1.0)
         np.maximum.at(reduced, calls, sizes * shrunk)
-        np.maximum.at(steep, calls, self.steep)
+        # A quotient rounds no more than once, whatever it is divided by.
+        np.maximum.at(steep, calls, np.where(family[calls] == Family.MULTIPLY, 1.0, self.steep))
         products = np.sqrt(self.size * self.terms) * self.first_rms * self.second_rms
         scale = np.select(
             [

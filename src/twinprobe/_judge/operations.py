@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from math import isqrt, log, sqrt
@@ -186,7 +186,7 @@ def _of_class(cls: str) -> Operation:
     lower = cls.lower()
     for words, operation in _BY_CLASS:
         if words.search(lower):
-            return Operation(operation.family, operation.factor, operation.roundings * _AROUND)
+            return replace(operation, roundings=operation.roundings * _AROUND)
     return OTHER_MODULE
 
 
@@ -265,9 +265,13 @@ def is_kinked(op: OpName) -> bool:
     return (op.cls or op.body.rpartition(".")[2]).lower().strip("_") in _KINKED
 
 
-def is_inverse(op: OpName) -> bool:
-    """Whether an operation makes large numbers of small ones."""
-    return op.body.rpartition(".")[2].strip("_") in ("rsqrt", "reciprocal")
+_DIVISORS = dict.fromkeys(("rsqrt", "reciprocal", "rtruediv"), 1)
+_DIVISORS |= dict.fromkeys(("div", "divide", "true_divide", "truediv", "itruediv"), 2)
+
+
+def divisor_of(op: OpName) -> int:
+    """Which operand an operation divides by, the first or the second: it makes large numbers of small ones. 0: none."""
+    return _DIVISORS.get(op.body.rpartition(".")[2].removeprefix(LISTS).strip("_"), 0)
 
 
 _OVER_BATCH = re.compile("batch_?norm|instance_?norm|group_?norm")
@@ -312,7 +316,11 @@ _ARGUMENTS = {
         "topk": "input k dim largest sorted",
         "roll": "input shifts dims",
         "transpose": "input dim0 dim1",
-        "cumsum": "input dim",
+        "cumsum cumprod flip": "input dim",
+        "sum mean amax amin prod logsumexp argmax argmin": "input dim keepdim",
+        "cat stack": "tensors dim",
+        "chunk": "input chunks dim",
+        "masked_fill masked_fill_": "input mask value",
         "embedding_bag": "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights",
         "lerp lerp_": "input end weight",
         "fake_quantize_per_tensor_affine": "input scale zero_point quant_min quant_max",

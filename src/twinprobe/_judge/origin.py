@@ -327,12 +327,24 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
         made |= np.isin(call, flow.of_row[taken])
         derived = scalar & made & (call > (flow.start[last] if last != NONE else NONE))
         derived &= flow.length == 0  # a vector of one element is one of many that happens to be alone: a box, a token
+        if derived.any():  # how many predictions were right tells little of the scores
+            counts = {int(one) for one in call[derived] if _counts(flow, floating, int(one), last)}
+            derived &= ~np.isin(call, list(counts))
     return {
         LOSS: np.flatnonzero(derived)[-1:],
         "outputs": np.flatnonzero(outermost),
         PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
         UPDATED_PARAMETERS: np.flatnonzero(updated),
     }
+
+
+def _counts(flow: Flow, floating: Bools, call: int, after: int) -> bool:
+    """Whether a call ``after`` the model computes with nothing but counts: whole numbers, zeros and ones, and what is
+    made of these."""
+    taken = np.flatnonzero((flow.of_row == call) & (flow.role == INPUT) & floating & ~flow.hits)
+    made = flow.of_row[flow.target_source[taken]].tolist()
+    known = (flow.target_source[taken] != NONE).all()
+    return bool(known) and all(after < one < call and _counts(flow, floating, one, after) for one in made)
 
 
 def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -> Bools:
@@ -384,6 +396,8 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
         if name in (LOSS, "outputs"):  # whatever explains it: this far off is not agreement
             # What is read by a later call is no result: it may differ, and what follows heal.
             differs = (differs | (noise.far[own] & ~(flow.read[own] & ~claimed))) & ~turned[own]
+            if not claimed:  # no further off than what a healthy run gathers on its way: a compiled model, say
+                differs &= noise.matters[own] | noise.far[own] | ~(error > 0)
             error[turned[own]] = 0.0
             if differs.any() and not claimed:  # the scores of the last token alone are no difference by themselves
                 part = related_shapes(evidence.pairs)[1][own]

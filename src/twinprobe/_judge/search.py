@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.origin import predictions
+from twinprobe._judge.origin import begins_backward, predictions
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
@@ -152,6 +152,9 @@ def _unexplained(
     explained, unsure = np.zeros((2, len(flow.ops)), dtype=bool)
     explained[flow.of_row[inputs & (facts.whole | facts.shape)]] = True
     explained |= flow.other_arguments
+    # A gradient has the shape of the value that came in forward.
+    shaped = np.isin(np.arange(len(flow.ops)), flow.of_row[inputs & facts.shape])
+    explained |= (flow.twin != NONE) & shaped[flow.twin]
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
     # Squares of a gradient that is half off, and quotients of them, are off by anything.
     explained[flow.of_row[inputs & (np.nan_to_num(noise.error) > _HALF) & flow.spread(flow.updates)]] = True
@@ -272,6 +275,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     around = int(flow.parent[owner])
     forward = flow.ops[owner].direction in (FORWARD, "")
     same = flow.source[row] != NONE or flow.marks[0][row] == flow.marks[1][row]
+    another = NONE not in (made, meant) and flow.of_row[made] != flow.of_row[meant]  # call's result is taken
     if facts.recut[row] and same and owner not in flow.grouped:
         cut = np.flatnonzero((flow.of_row == owner) & (flow.role == INPUT) & facts.recut)
         beginning = Beginning(owner, row, ARGUMENT, cut.tolist())
@@ -290,11 +294,9 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     elif _alone(meant, facts):
         beginning = Beginning(owner, row, MISSING, [meant])
     elif not forward:
-        reader = _reader_of_one_run(flow, owner)
+        reader = _reader_of_one_run(flow, row, owner)
         beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
-    elif around != NONE and _arrived(flow, row, around):
-        beginning = _innermost(flow, row, OUTSIDE)
-    elif NONE not in (made, meant) and flow.of_row[made] != flow.of_row[meant]:  # another call's result
+    elif another or (around != NONE and _arrived(flow, row, around)):
         beginning = _innermost(flow, row, OUTSIDE)
     elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
@@ -313,7 +315,7 @@ def _by_argument(beginning: Beginning, arguments: dict[int, list[int]], facts: D
     return Beginning(beginning.call, beginning.row, ARGUMENT, given) if caused else beginning
 
 
-def _reader_of_one_run(flow: Flow, owner: int) -> int | None:
+def _reader_of_one_run(flow: Flow, row: int, owner: int) -> int | None:
     """Of the value whose gradient comes in here: what a call that only golden makes reads of it.
 
     A gradient gathers what all readers of a value send back, also those that change the results by nothing.
@@ -321,7 +323,8 @@ def _reader_of_one_run(flow: Flow, owner: int) -> int | None:
     forward = int(flow.twin[owner])
     if forward == NONE:
         return None
-    made = np.flatnonzero((flow.of_row == forward) & (flow.role == OUTPUT) & (flow.elements[0] > 1))
+    made = (flow.of_row == forward) & (flow.role == OUTPUT) & ((flow.elements[0] > 1) | begins_backward(flow, row))
+    made = np.flatnonzero(made)
     readers = np.isin(flow.marks[1], flow.marks[1][made]) & (flow.of_row == NONE) & ~flow.golden_only
     return int(np.argmax(readers)) if readers.any() else None
 

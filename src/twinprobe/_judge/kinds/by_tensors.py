@@ -94,7 +94,7 @@ def tensor_kinds(
     if not kinds and 0 < pair.error < pair.gate:
         sentence = f"no structure: off by {percent(pair.error)}, {pair.error / pair.eps:.2g} eps"
         kinds.append(Kind("noise", sentence, 0.8, {"error": pair.error, "eps": pair.eps}))
-    shapes = [replace(kind, confidence=kind.confidence * SHAPE) for kind in kinds]
+    shapes = [replace(kind, confidence=min(kind.confidence, 1.0) * SHAPE) for kind in kinds]
     return sorted(shapes, key=lambda kind: -kind.confidence)
 
 
