@@ -306,7 +306,6 @@ class DeviceMeasure:
         self._kernels: dict[Any, tuple[Kernel, int]] = {}
         self._lanes: dict[int, Lane] = {}
         self._spare: dict[int, Tables] = {}
-        self.launches = 0
 
     def lane(self, stream: int) -> Lane:
         """The lane of a stream, which must be the current one."""
