@@ -102,7 +102,7 @@ def compare_dumps(
     # Operators of equal names in two other models pair up as well; that nothing has one size gives it away.
     elif matched == misshapen:
         raise NothingToCompare(
-            f"no tensor has a counterpart of its size in {request.golden}", where=request.target,
+            f"no tensor has a counterpart of the same size in {request.golden}", where=request.target,
             hint="are both dumps of the same model? an op_mapping_file.json can say which operators belong together",
         )  # fmt: skip
     elif 2 * misshapen > matched:
