@@ -180,9 +180,20 @@ def fill(path: Path, body: str, *, title: str, style: str = "", script: str = ""
         file.write(b"</body>\n</html>\n")
 
 
+def safe(text: object) -> str:
+    """A text as it may stand in a page."""
+    return html.escape(visible(str(text)))
+
+
+def fill_static(path: Path, title: str, badges: Iterable[str], body: str, style: str) -> None:
+    """Write a page without data to exactly this path; ``body`` must be safe in HTML."""
+    page = f"<main>\n{brand(badges)}\n{body}\n</main>\n"
+    fill(path, page, title=safe(title), style=asset("page.css") + style, script=asset("chinese.js"))
+
+
 def brand(badges: Iterable[str]) -> str:
     """The first line of a page, with what it is about."""
-    shown = "".join(f'<span class="badge">{html.escape(visible(badge))}</span>' for badge in badges)
+    shown = "".join(f'<span class="badge">{safe(badge)}</span>' for badge in badges)
     return f'<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{shown}</p></header>'
 
 
@@ -226,7 +237,7 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
     )  # fmt: skip
     counted = [(summary.verdicts.get(verdict, 0), verdict) for verdict in ("error", "warning")]
     counts = [f"{count:,} {verdict}{'' if count == 1 else 's'}" for count, verdict in counted]
-    title = html.escape(visible(": ".join(part for part in ("TwinProbe", summary.rank, ", ".join(counts)) if part)))
+    title = safe(": ".join(part for part in ("TwinProbe", summary.rank, ", ".join(counts)) if part))
     needed = ("shared/tensor.js", *_SCRIPTS) if inside else _SCRIPTS
     scripts = "\n".join(asset(name) for name in needed)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
@@ -293,14 +304,14 @@ def write_index(folder: Path) -> Path | None:
                     with path.open("rb") as page:
                         title = _TITLE.search(page.read(4096).decode("utf-8", "replace"))
                     note = note if title is None or not title[1] else f"{html.unescape(title[1])} · {note}"
-            link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
-            groups.setdefault(kind, []).append(f"<li>{link} <small>{html.escape(visible(note))}</small></li>")
+            link = f'<a href="{html.escape(quote(name))}"><bdi>{safe(name)}</bdi></a>'
+            groups.setdefault(kind, []).append(f"<li>{link} <small>{safe(note)}</small></li>")
             links += 1
     if not groups or (groups.keys() <= {_TABLES, _OTHERS} and links == 1):
         return None
     order = [*dict.fromkeys(words for _, words in _KINDS), _DATASETS, _FOLDERS]
     lists = [f"<section><h2>{kind}</h2><ul>{''.join(groups[kind])}</ul></section>" for kind in order if kind in groups]
-    name = html.escape(visible(folder.resolve().name))
+    name = safe(folder.resolve().name)
     with Staging() as staging:
         head = f'<p class="brand">Twin<b>Probe</b></p><h1><bdi>{name}</bdi></h1>'
         body = f"<main>{head}{''.join(lists)}</main>"
