@@ -176,7 +176,7 @@ def test_a_program_that_fails_is_reported_in_its_own_words(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("pyhton train.py", "neither a program nor a recording 'pyhton'"),
+        ("pyhton train.py", "'pyhton' is neither a program nor a recording"),
         ("", "the target command is empty"),
         ("python 'train.py", "cannot be read"),
         (f"{sys.executable} -I -c 0", "could not be watched"),

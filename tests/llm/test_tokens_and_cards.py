@@ -13,6 +13,7 @@ from llm_dumps import Op, Sizes, Values, atb_layer, atb_model, decoder_values, w
 
 from twinprobe._compare.llm.job import LlmComparison, LlmRequest, compare_dumps
 from twinprobe._runs.llm.dump import open_llm_dump
+from twinprobe._scale.engine import EngineOptions
 from twinprobe.errors import NothingToCompare, TwinProbeError
 
 SIZES = Sizes(layers=2, hidden=8, kv=8, wide=12, vocab=10)
@@ -233,4 +234,4 @@ def test_a_worker_that_dies_or_fails_ends_the_command_with_a_message(tmp_path: P
     golden = write_torch(tmp_path / "t" / "7_npu0", values, 2)
     mine = write_atb_model(tmp_path / "ait_dump", "0_8", values, atb_model(2, atb_layer()))
     with pytest.raises(TwinProbeError, match=words):
-        compare_dumps(LlmRequest(mine, golden, level=level, workers=2))  # type: ignore[arg-type]
+        compare_dumps(LlmRequest(mine, golden, level=level, engine=EngineOptions(workers=2)))  # type: ignore[arg-type]

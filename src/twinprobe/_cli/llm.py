@@ -11,7 +11,7 @@ from twinprobe._cli.common import FORMATS, add_engine_arguments, engine_options,
 from twinprobe._cli.main import add_allow_missing, exit_code
 
 if TYPE_CHECKING:
-    from twinprobe._compare.llm.job import LlmRequest
+    from twinprobe._compare.llm.token import LlmRequest
 
 LEVELS = ("layer", "module", "api", "logits", "token")
 LOG_LEVELS = ("debug", "info", "warning", "error", "fatal", "critical")
@@ -116,7 +116,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> LlmRequest:
-    from twinprobe._compare.llm.job import LlmRequest
+    from twinprobe._compare.llm.token import LlmRequest
     from twinprobe._judge.verdicts import Thresholds
 
     return LlmRequest(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._report.console import place_in_code, visible
-from twinprobe._report.html import asset, brand, fill
+from twinprobe._report.console import place_in_code
+from twinprobe._report.html import fill_static, safe
 
 if TYPE_CHECKING:
     from twinprobe._find.search import FindResult
@@ -50,13 +49,8 @@ a { color: var(--accent); }
 def write_page(path: Path, result: FindResult, curves: dict[str, Any]) -> None:
     """Write the page to exactly this path."""
     parts = [_verdict(result), _curves(result, curves), _stages(result), _programs(result), _notes(result)]
-    body = "\n".join(["<main>", brand(["find"]), *(part for part in parts if part), "</main>\n"])
-    title = _safe(shorten(f"TwinProbe: {result.sentence}", 200, placeholder=" …"))
-    fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
-
-
-def _safe(text: object) -> str:
-    return html.escape(visible(str(text)))
+    title = shorten(f"TwinProbe: {result.sentence}", 200, placeholder=" …")
+    fill_static(path, title, ["find"], "\n".join(part for part in parts if part), _STYLE)
 
 
 def _verdict(result: FindResult) -> str:
@@ -71,14 +65,17 @@ def _verdict(result: FindResult) -> str:
         kicker = (
             f"step {result.step}" + (f", {result.rank}" if result.rank else "") + (f", in {module}" if module else "")
         )
-    lines = [f'<p class="kicker">{_safe(kicker)}</p>', f"<h1>{_safe(first['op'] if first else result.sentence)}</h1>"]
+    lines = [
+        f'<p class="kicker">{safe(kicker)}</p>',
+        f"<h1>{safe(first['op'] if first else result.sentence)}</h1>",
+    ]
     table = ""
     if first:
-        lines.append(f'<p class="sentence">{_safe(result.sentence)}</p>')
-        lines.append(f'<p class="sentence">{_safe(first["sentence"])}</p>')
+        lines.append(f'<p class="sentence">{safe(result.sentence)}</p>')
+        lines.append(f'<p class="sentence">{safe(first["sentence"])}</p>')
         if first["stack_line"]:
-            lines.append(f'<p class="stack-line">{_safe(place_in_code(first["stack_line"]))}</p>')
-        lines += [f'<p class="hint">another divergence at {_safe(other["op"])}: {_safe(other["sentence"])}</p>'
+            lines.append(f'<p class="stack-line">{safe(place_in_code(first["stack_line"]))}</p>')
+        lines += [f'<p class="hint">another divergence at {safe(other["op"])}: {safe(other["sentence"])}</p>'
                   for other in result.others]  # fmt: skip
         names = dict.fromkeys([*first["target_values"], *first["golden_values"]])
         rows = [(name, first["target_values"].get(name, ""), first["golden_values"].get(name, "")) for name in names]
@@ -86,19 +83,19 @@ def _verdict(result: FindResult) -> str:
         table = _table(("", "target", "golden"), rows, mark=True)
     if result.reproducer:
         lines.append(
-            f'<p class="sentence">Reproducer: <a href="{_safe(result.reproducer)}">{_safe(result.reproducer)}</a></p>'
+            f'<p class="sentence">Reproducer: <a href="{safe(result.reproducer)}">{safe(result.reproducer)}</a></p>'
         )
     return f'<section class="panel first {kind}"><div class="story">{"".join(lines)}</div>{table}</section>'
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, mark: bool = False) -> str:
     """A table; ``mark`` shows where the second and third cell of a row differ."""
-    cells = "".join(f"<th>{_safe(name)}</th>" for name in head)
+    cells = "".join(f"<th>{safe(name)}</th>" for name in head)
     body = ""
     for row in rows:
         differs = ' class="differs"' if mark and row[1] != row[2] else ""
         body += (
-            f"<tr{differs}><th>{_safe(row[0])}</th>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row[1:]) + "</tr>"
+            f"<tr{differs}><th>{safe(row[0])}</th>" + "".join(f"<td>{safe(cell)}</td>" for cell in row[1:]) + "</tr>"
         )
     return f'<table class="values"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -110,9 +107,9 @@ def _stages(result: FindResult) -> str:
     for name, sentence in result.stages.items():
         pages = [file for file in result.files if file.startswith(f"{name}/")]
         links = " ".join(
-            f'<a href="{_safe(page)}">{"all curves" if name == "watch" else "whole table"}</a>' for page in pages
+            f'<a href="{safe(page)}">{"all curves" if name == "watch" else "whole table"}</a>' for page in pages
         )
-        rows += f"<tr><th>{_safe(_STAGES.get(name, name))}</th><td>{_safe(sentence)} {links}</td></tr>"
+        rows += f"<tr><th>{safe(_STAGES.get(name, name))}</th><td>{safe(sentence)} {links}</td></tr>"
     table = f'<table class="values wide"><tbody>{rows}</tbody></table>'
     return f'<section class="panel"><h2>How it was found</h2>{table}</section>'
 
@@ -137,7 +134,7 @@ def _seeds(seeds: dict[str, Any]) -> str:
 
 
 def _notes(result: FindResult) -> str:
-    items = "".join(f"<li>{_safe(note)}</li>" for note in result.notes)
+    items = "".join(f"<li>{safe(note)}</li>" for note in result.notes)
     return f'<section class="panel"><h2>Notes</h2><ul class="notes">{items}</ul></section>' if items else ""
 
 
@@ -168,7 +165,7 @@ def _curves(result: FindResult, curves: dict[str, Any]) -> str:
     for name, series in curves["series"].items():
         title = _TITLES.get(name, name)
         lines = {"golden": series["golden"], "target": series["target"]}
-        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(title, steps, lines, result.step)}</div>")
+        parts.append(f"<div><h3>{safe(title)}</h3>{_plot(title, steps, lines, result.step)}</div>")
         # Noise is told by the steps before, so once the runs have parted it says nothing.
         last = steps[-1] if result.step is None else result.step
         noise = [value if step <= last else None for step, value in zip(steps, series["noise"], strict=True)]
@@ -177,7 +174,7 @@ def _curves(result: FindResult, curves: dict[str, Any]) -> str:
         plot = '<p class="hint">equal in all steps</p>'
         if any(value and value > 0 for value in series["difference"]):
             plot = _plot(apart_title, steps, apart, result.step, logarithmic=True)
-        parts.append(f"<div><h3>{_safe(apart_title)}</h3>{plot}</div>")
+        parts.append(f"<div><h3>{safe(apart_title)}</h3>{plot}</div>")
     legend = ('<p class="legend"><span><span class="key target"></span>target</span><span>'
               '<span class="key golden"></span>golden</span><span><span class="key parting"></span>'
               'first differing step</span></p>')  # fmt: skip
@@ -221,7 +218,7 @@ def _plot(
     for name, values in scaled.items():
         points = [None if value is None else place(step, value) for step, value in zip(steps, values, strict=True)]
         shown += _polylines(name, points)
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_safe(title)}">{"".join(shown)}</svg>'
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{safe(title)}">{"".join(shown)}</svg>'
 
 
 def _polylines(name: str, points: list[tuple[float, float] | None]) -> list[str]:

@@ -61,7 +61,7 @@ def side(name: str, text: str) -> RunSource:
         raise BadInput(f"the {name} command is empty", hint='twinprobe find "python a.py" "python b.py" -o out')
     if shutil.which(words[0]) is None:
         hint = "a recording is a folder" if len(words) == 1 else "shell syntax needs a shell: bash -c '...'"
-        raise BadInput(f"there is neither a program nor a recording {words[0]!r}", where=text, hint=hint)
+        raise BadInput(f"{words[0]!r} is neither a program nor a recording", where=text, hint=hint)
     return RunSource(name, text, tuple(words), tuple(variables))
 
 

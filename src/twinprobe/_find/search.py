@@ -196,7 +196,7 @@ class _Search:
             index = after
         result.step = numbers[0]
         if chosen is None:
-            self._end(STEP, f"Step {result.step} agrees when it is recorded: it is not the same in every run.")
+            self._end(STEP, f"Step {result.step} agrees when it is recorded: the result changes from run to run.")
             result.notes.append("run find with one program twice, to see which call is not deterministic")
             return
         self._take(*chosen, STEP)
@@ -249,7 +249,7 @@ class _Search:
                 folder = self._request.output / REPRODUCER
                 write_reproducer(calls[0], calls[1], folder, room=ROOM)
                 self.result.reproducer = f"{REPRODUCER}/reproduce.py"
-                lines.append(f"{folder / 'reproduce.py'} shows it without TwinProbe")
+                lines.append(f"{folder / 'reproduce.py'} reproduces it without TwinProbe")
         except TwinProbeError as error:
             lines = [f"the call cannot be run again: {error}"]
         self._end(REPLAY, *lines)

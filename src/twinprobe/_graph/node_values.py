@@ -171,7 +171,7 @@ TASKS = {STATISTICS: "summary", TENSORS: "all", DIGESTS: "md5"}
 
 _WORDS = {
     STATISTICS: "relative error of the output, |(test - golden) / golden|, by statistics and sketches (输出的相对误差)",
-    TENSORS: "fall of the share of elements within one thousandth, inputs to outputs (双千分之一指标的下降)",
+    TENSORS: "drop in the share of elements within one thousandth, from inputs to outputs (双千分之一指标的下降)",
 }
 _VERDICT_WORDS = {
     "pass": "equal, or equal within rounding (一致)",

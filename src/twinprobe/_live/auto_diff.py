@@ -466,7 +466,7 @@ def _add_recorded(comparison: Comparison, tested: LiveRun, reference: LiveRun, p
         findings = [replace(finding, decides=True) for finding in findings if finding.place in options.only]
     if not findings:
         raise BadInput(
-            "nothing of it could be compared", where=reference.path,
+            "nothing in it could be compared", where=reference.path,
             hint="record it with level mix or L0 and, for element-wise comparison, task tensor",
         )  # fmt: skip
     if comparison.steps == 0:

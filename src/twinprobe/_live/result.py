@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from twinprobe._live.findings import INJECTED, Finding, Findings, FirstDifference, differing
 from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._report.html import asset, brand, fill, write_index
+from twinprobe._report.html import fill_static, safe, write_index
 from twinprobe._report.tables import fill_table
 from twinprobe._runs.names import FORWARD, listed, parse_op
 from twinprobe.errors import BadInput
@@ -348,9 +347,8 @@ def _fill(form: str, result: Result, path: Path) -> None:
     if form == "json":
         path.write_bytes(json_bytes({**result.to_dict(), "rows": table.to_dicts()}))
     elif form == "html":
-        title = f"TwinProbe: {_safe(result.raw)} against {_safe(result.base)}"
-        body = f'<main>{brand(["auto_diff"])}<section class="panel">{_content(result, 100_000)}</section></main>\n'
-        fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
+        content = f'<section class="panel">{_content(result, 100_000)}</section>'
+        fill_static(path, f"TwinProbe: {result.raw} against {result.base}", ["auto_diff"], content, _STYLE)
     else:
         if form == "xlsx":  # workbooks colour their rows by this column
             import polars as pl
@@ -407,28 +405,28 @@ def _content(result: Result, most: int) -> str:
     verdict = "aligned" if result else "not aligned"
     parts = [
         '<div class="twinprobe">',
-        f'<p><b class="{"good" if result else "bad"}">{verdict}</b>: {_safe(result.raw)} against {_safe(result.base)}, '
+        f'<p><b class="{"good" if result else "bad"}">{verdict}</b>: {safe(result.raw)} against {safe(result.base)}, '
         f"{counts['compared']:,} pairs compared, {counts['differ']:,} differ</p>",
     ]
     first = result.first
     if first is not None:
-        other = f" against {_safe(first.base)}" if first.base != first.raw else ""
-        parts.append(f'<p class="first">{_safe(first.phase)}: {_safe(first.raw)}{other}</p><p>{_safe(first.why)}</p>')
+        other = f" against {safe(first.base)}" if first.base != first.raw else ""
+        parts.append(f'<p class="first">{safe(first.phase)}: {safe(first.raw)}{other}</p><p>{safe(first.why)}</p>')
         lines = ("raw", first.raw_line), ("base", first.base_line)
-        parts += [f"<p>{who}: <code>{_safe(line)}</code></p>" for who, line in lines if line]
+        parts += [f"<p>{who}: <code>{safe(line)}</code></p>" for who, line in lines if line]
         parts.append(
             f'<div class="trees">{_html_tree("raw", result.raw_tree)}{_html_tree("base", result.base_tree)}</div>'
         )
         parts.append(_rows(result.differences, most))
     if result.written_to:
-        parts.append(f"<p>weights: {_safe(result.written_to)}</p>")
-    parts += [f"<p>note: {_safe(note)}</p>" for note in result.notes]
+        parts.append(f"<p>weights: {safe(result.written_to)}</p>")
+    parts += [f"<p>note: {safe(note)}</p>" for note in result.notes]
     return "".join(parts) + "</div>"
 
 
 def _html_tree(title: str, roots: list[Branch]) -> str:
     classes = {FIRST: "first", DIFFERS: "bad"}
-    lines = (f'<span class="{classes.get(mark, "")}">{_safe(line)}</span>' for line, mark in tree_lines(roots))
+    lines = (f'<span class="{classes.get(mark, "")}">{safe(line)}</span>' for line, mark in tree_lines(roots))
     return f'<div><b>{title}</b><pre tabindex="0">' + "\n".join(lines) + "</pre></div>"
 
 
@@ -440,7 +438,7 @@ def _rows(findings: list[Finding], most: int) -> str:
     }  # fmt: skip
     head = "".join(f"<th>{name}</th>" for name in columns)
     cells = (
-        "".join(f"<td>{_safe(cell_of(finding))}</td>" for cell_of in columns.values()) for finding in findings[:most]
+        "".join(f"<td>{safe(cell_of(finding))}</td>" for cell_of in columns.values()) for finding in findings[:most]
     )  # fmt: skip
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     left = f"<p>{len(findings) - most:,} more</p>" if len(findings) > most else ""
@@ -449,7 +447,3 @@ def _rows(findings: list[Finding], most: int) -> str:
 
 def _number(value: float) -> str:
     return "" if isnan(value) else f"{value:.4g}"
-
-
-def _safe(text: str) -> str:
-    return html.escape(visible(text))

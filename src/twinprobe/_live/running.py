@@ -231,7 +231,7 @@ def run_model(
     apply_map(engine, side.paths, layer_map)
     run = live_run(engine, title=f"{side.role} {side.title}", framework=adapter.name, to_host=adapter.to_host)
     if not run.ops:
-        raise BadInput(f"the {side.role} model {side.title} gave no tensor: nothing to compare")
+        raise BadInput(f"the {side.role} model {side.title} returned no tensor: nothing to compare")
     problems = [f"the recorder met {cause} in the {side.role} model" for cause in engine.problems.counts]
     return Pass(run, None if loss is None else adapter.to_host(loss), problems)
 
@@ -329,7 +329,7 @@ def _own_loss(side: Model) -> Loss | None:
                 hint="the error above is its own; it is called with the model's output",
             ) from error
         if not side.adapter.is_tensor(value):
-            raise BadInput(f"{who} gave a {type(value).__name__}", hint="it must return a scalar tensor")
+            raise BadInput(f"{who} returned a {type(value).__name__}", hint="it must return a scalar tensor")
         return value
 
     return loss

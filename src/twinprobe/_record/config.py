@@ -22,6 +22,7 @@ _SECTION_KEYS = {
     "structure": (),
 }
 _WATCH_KEYS = ("keep", "every", "sinks")
+_FLAGS = ("async_dump", "extra_info", "dump_enable", "sketch", "summaries", "optimizer")
 _COMMON_KEYS = (
     "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
     "sketch", "summaries", "perturb", "perturb_seed", "optimizer", *_WATCH_KEYS,
@@ -126,8 +127,8 @@ def _build(
         raise BadInput("key 'dump_path' is missing: set it to the folder for the dump", where=where)
     bench_path, diff_nums = _bench(section, where)
     level = _choice(common, "level", LEVELS, "L1", where)
-    summaries = _flag(common, "summaries", False, where)
-    if summaries and (task == "structure" or level == "watch" or section.get("tensor_list")):
+    flags: dict[str, Any] = {name: _flag(common, name, getattr(RecordConfig, name), where) for name in _FLAGS}
+    if flags["summaries"] and (task == "structure" or level == "watch" or section.get("tensor_list")):
         choice = "tensor_list" if section.get("tensor_list") else "level watch" if level == "watch" else f"task {task}"
         raise BadInput(f"summaries and {choice} cannot be used together", where=where, hint="keep one of them")
     return RecordConfig(
@@ -136,13 +137,8 @@ def _build(
         level=level,
         steps=_numbers(common, "step", where),
         ranks=_numbers(common, "rank", where),
-        async_dump=_flag(common, "async_dump", False, where),
-        extra_info=_flag(common, "extra_info", True, where),
         precision=_choice(common, "precision", ("low", "high"), "low", where),
         risk_level=_choice(common, "risk_level", RISKS, "FOCUS", where),
-        dump_enable=_flag(common, "dump_enable", True, where),
-        sketch=_flag(common, "sketch", True, where),
-        summaries=summaries,
         names=_names(section, "list", where),
         tensor_names=_names(section, "tensor_list", where),
         data_mode=_modes(section, where),
@@ -152,7 +148,7 @@ def _build(
         diff_nums=diff_nums,
         perturb=_perturb(common, task, level, where),
         source=source,
-        optimizer=_flag(common, "optimizer", True, where),
+        **flags,
         **_watch(common, level, where),
     )
 

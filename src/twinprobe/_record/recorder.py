@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -465,7 +465,7 @@ def emit_gradients(recorder: Any, prefix: str, gradients: dict[str, Any]) -> Non
 # Steps of a training: a model may have several optimizers.
 
 
-class OptimizerCycle:
+class OptimizerCycle(ABC):
     """Which optimizer's step is the last one of a training step: a model may have several optimizers.
 
     A step ends when every optimizer that holds parameters of the model has stepped. One that steps a second time before
@@ -499,13 +499,13 @@ class OptimizerCycle:
             self._ours.add(optimizer)
         return found
 
+    @abstractmethod
     def held_by(self, optimizer: Any) -> Iterable[Any]:
         """The parameters of an optimizer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_optimizer(self, candidate: Any) -> bool:
         """Whether any object is an optimizer whose steps are seen."""
-        raise NotImplementedError
 
     def all_alive(self) -> list[Any]:
         """The optimizers of the model."""

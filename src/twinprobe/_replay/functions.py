@@ -387,7 +387,7 @@ def run_bound(
         text = " ".join(str(error).split())
         if "allocate" in text or "bad_alloc" in text or isinstance(error, MemoryError):
             raise CannotReplay(f"needs more memory than the {room >> 20:,} MiB that are allowed") from None
-        raise CannotReplay(f"{bound.function.written} refuses its arguments: {text[:200]}") from None
+        raise CannotReplay(f"{bound.function.written} does not accept its arguments: {text[:200]}") from None
     finally:
         random.set_state(before)
 

@@ -196,7 +196,7 @@ class SideReplay:
         call.load(room)
         self.recorded = [slot.value for slot in slots_in(call.outputs)]
         if not any(_is_float(value) for value in self.recorded):
-            raise CannotReplay("it gives whole numbers only")
+            raise CannotReplay("it returns integers only")
         if call.leaving and len(call.leaving) < len(_differentiable(call)):
             _join_equal(call)
         self.no_backward = ""

@@ -97,7 +97,7 @@ def _giving(path: str, own: Any, recorded: Recorded) -> Any:
             [tuple(tensor.shape) for tensor in tensors] for tensors in ([leaves[place] for place in places], values)
         ]
         if shapes[0] != shapes[1]:
-            raise BadInput(f"{path} gives tensors of the shapes {shapes[0]}, golden's are {shapes[1]}")
+            raise BadInput(f"{path} returns tensors of the shapes {shapes[0]}, golden's are {shapes[1]}")
         calls += 1
         for place, value in zip(places, values, strict=True):
             leaf = leaves[place]

@@ -165,13 +165,13 @@ def asset(name: str) -> str:
 
 
 def fill(path: Path, body: str, *, title: str, style: str = "", script: str = "", data: Any = None) -> None:
-    """Write a page to exactly this path. ``title`` and ``body`` must be safe in HTML; ``data`` may hold any text."""
+    """Write a page to exactly this path. ``body`` must be safe in HTML; ``title`` and ``data`` may hold any text."""
     # "<" inside the data could end its element, and marks that turn the reading direction mislead whoever reads the
     # file itself; as JSON they may be written in another way. The page spells them out where it shows them.
     encoded = msgspec.json.encode(data).replace(b"<", b"\\u003c")
     encoded = _MARKS.sub(lambda mark: b"\\u%04x" % ord(mark[0].decode()), encoded)
     style = asset("base.css") + style
-    head = _HEAD.format(policy=policy(style, script), title=title, style=style)
+    head = _HEAD.format(policy=policy(style, script), title=html.escape(visible(title)), style=style)
     with path.open("wb") as file:
         file.write(f"{head}{body}".encode("utf-8", "backslashreplace"))
         if script:
@@ -180,9 +180,20 @@ def fill(path: Path, body: str, *, title: str, style: str = "", script: str = ""
         file.write(b"</body>\n</html>\n")
 
 
+def safe(text: object) -> str:
+    """A text as it may stand in a page."""
+    return html.escape(visible(str(text)))
+
+
+def fill_static(path: Path, title: str, badges: Iterable[str], body: str, style: str) -> None:
+    """Write a page without data to exactly this path; ``body`` must be safe in HTML."""
+    page = f"<main>\n{brand(badges)}\n{body}\n</main>\n"
+    fill(path, page, title=title, style=asset("page.css") + style, script=asset("chinese.js"))
+
+
 def brand(badges: Iterable[str]) -> str:
     """The first line of a page, with what it is about."""
-    shown = "".join(f'<span class="badge">{html.escape(visible(badge))}</span>' for badge in badges)
+    shown = "".join(f'<span class="badge">{safe(badge)}</span>' for badge in badges)
     return f'<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{shown}</p></header>'
 
 
@@ -226,7 +237,7 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
     )  # fmt: skip
     counted = [(summary.verdicts.get(verdict, 0), verdict) for verdict in ("error", "warning")]
     counts = [f"{count:,} {verdict}{'' if count == 1 else 's'}" for count, verdict in counted]
-    title = html.escape(visible(": ".join(part for part in ("TwinProbe", summary.rank, ", ".join(counts)) if part)))
+    title = ": ".join(part for part in ("TwinProbe", summary.rank, ", ".join(counts)) if part)
     needed = ("shared/tensor.js", *_SCRIPTS) if inside else _SCRIPTS
     scripts = "\n".join(asset(name) for name in needed)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
@@ -300,9 +311,9 @@ def write_index(folder: Path) -> Path | None:
         return None
     order = [*dict.fromkeys(words for _, words in _KINDS), _DATASETS, _FOLDERS]
     lists = [f"<section><h2>{kind}</h2><ul>{''.join(groups[kind])}</ul></section>" for kind in order if kind in groups]
-    name = html.escape(visible(folder.resolve().name))
+    name = folder.resolve().name
     with Staging() as staging:
-        head = f'<p class="brand">Twin<b>Probe</b></p><h1><bdi>{name}</bdi></h1>'
+        head = f'<p class="brand">Twin<b>Probe</b></p><h1><bdi>{html.escape(visible(name))}</bdi></h1>'
         body = f"<main>{head}{''.join(lists)}</main>"
         fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
     return target

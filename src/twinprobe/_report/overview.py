@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import os
 import re
@@ -307,7 +306,7 @@ def fill_curves(compared: StepsComparison, path: Path) -> None:
         "head": _HEAD,
         "trends": [_curves(trend, every) for trend in chosen],
     }
-    title = html.escape(shorten(visible(f"TwinProbe: {compared.parting.sentence}"), 200, placeholder=" …"))
+    title = shorten(visible(f"TwinProbe: {compared.parting.sentence}"), 200, placeholder=" …")
     script = asset("steps.js") + asset("chinese.js")
     fill(path, asset("steps.html"), title=title, style=asset("steps.css"), script=script, data=data)
 

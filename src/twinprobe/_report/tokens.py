@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -18,9 +17,8 @@ from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
-from twinprobe._report.console import visible
 from twinprobe._report.files import Staging
-from twinprobe._report.html import asset, brand, fill
+from twinprobe._report.html import fill_static, safe
 from twinprobe._report.tables import fill_csv, fill_table
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, OpName
@@ -59,26 +57,15 @@ _MOST_COLUMNS = 480
 _MOST_ROWS = 500
 
 
-def shown(text: object) -> str:
-    """A text as it may stand in a page."""
-    return html.escape(visible(str(text)))
-
-
-def fill_static(path: Path, title: str, badges: Iterable[str], body: str) -> None:
-    """Write a page of panels to exactly this path; ``body`` must be safe to stand in HTML."""
-    page = f"<main>\n{brand(badges)}\n{body}\n</main>\n"
-    fill(path, page, title=shown(title), style=asset("page.css") + _STYLE, script=asset("chinese.js"))
-
-
 def panel(title: str, content: str, kind: str = "") -> str:
     """A part of a page."""
-    return f'<section class="panel {kind}"><div class="story"><h2>{shown(title)}</h2>{content}</div></section>'
+    return f'<section class="panel {kind}"><div class="story"><h2>{safe(title)}</h2>{content}</div></section>'
 
 
 def html_table(table: pl.DataFrame) -> str:
     """A table as HTML; what is too much for a page is counted."""
     numeric = {name for name in table.columns if table[name].dtype.is_numeric()}
-    head = "".join(f'<th class="{"n" if name in numeric else ""}">{shown(name)}</th>' for name in table.columns)
+    head = "".join(f'<th class="{"n" if name in numeric else ""}">{safe(name)}</th>' for name in table.columns)
     lines = []
     for row in table.head(_MOST_ROWS).iter_rows():
         cells = (
@@ -96,7 +83,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, float):
         return "" if isnan(value) else f"{value:.4g}"
-    return shown(value)
+    return safe(value)
 
 
 # What is known of single tokens.
@@ -297,7 +284,7 @@ def _fill_page(findings: TokenFindings, path: Path) -> None:
     table, lines, modules = findings.table, findings.lines, findings.modules
     differing = table.filter(table["differs"])
     state = "first" if differing.height else "first good"
-    body = [panel("Token by token", "".join(f"<p>{shown(line)}</p>" for line in lines), state)]
+    body = [panel("Token by token", "".join(f"<p>{safe(line)}</p>" for line in lines), state)]
     if modules:
         key = ("within noise", "up to 10 times", "up to 100 times", "up to 10,000 times", "more")
         marks = "".join(
@@ -313,7 +300,7 @@ def _fill_page(findings: TokenFindings, path: Path) -> None:
         body.append(panel("Tokens that differ", html_table(differing)))
     body.append(panel("All tokens", html_table(table)))
     badges = (f"{table.height:,} tokens", f"{differing.height:,} differ")
-    fill_static(path, f"TwinProbe: {badges[0]}, {badges[1]}", badges, "\n".join(body))
+    fill_static(path, f"TwinProbe: {badges[0]}, {badges[1]}", badges, "\n".join(body), _STYLE)
 
 
 def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
@@ -343,8 +330,8 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
             last = place
     for number, (name, times) in enumerate(modules):
         y = 22 + high * number
-        title = f"<title>{shown(_bare(name))}</title>"
-        drawn.append(f'<text class="name" x="0" y="{y + 11}">{title}{shown(names[number])}</text>')
+        title = f"<title>{safe(_bare(name))}</title>"
+        drawn.append(f'<text class="name" x="0" y="{y + 11}">{title}{safe(names[number])}</text>')
         worst = np.array(
             [np.nanmax(part) if np.isfinite(part).any() else np.nan for part in np.split(times, edges[1:-1])]
         )
@@ -393,7 +380,7 @@ class LogprobReport:
     def _fill_page(self, path: Path) -> None:
         beyond = float(self.table["share_beyond"][-1])
         steps = self.table.head(self.table.height - 1)
-        body = [panel("Log-probabilities of the same tokens", "".join(f"<p>{shown(line)}</p>" for line in self.lines),
+        body = [panel("Log-probabilities of the same tokens", "".join(f"<p>{safe(line)}</p>" for line in self.lines),
                       "first" if beyond else "first good")]  # fmt: skip
         if steps.height > 1:
             places = np.array([float(step) for step in steps["step"].to_list()])
@@ -415,7 +402,7 @@ class LogprobReport:
         body.append(panel("Sequences, the worst first", html_table(self.sequences)))
         total = self.table.row(-1, named=True)
         badges = (f"{total['tokens']:,} tokens", f"{beyond:.2%} beyond {self.limit:g}")
-        fill_static(path, f"TwinProbe: log-probabilities of {badges[0]}, {badges[1]}", badges, "\n".join(body))
+        fill_static(path, f"TwinProbe: log-probabilities of {badges[0]}, {badges[1]}", badges, "\n".join(body), _STYLE)
 
 
 _WIDE, _HIGH, _LEFT, _BOTTOM = 760, 240, 84, 54
@@ -446,7 +433,7 @@ def curves(
         return x, 12 + (1 - (float(scale(value)) - low) / span) * (_HIGH - _BOTTOM - 12)
 
     size = f'width="100%" viewBox="0 0 {_WIDE} {_HIGH}"'
-    drawn = [f'<svg class="curves" {size} role="img" aria-label="{shown(series[0][0])}">']
+    drawn = [f'<svg class="curves" {size} role="img" aria-label="{safe(series[0][0])}">']
     for level in np.linspace(low, high, 5).tolist():
         y = 12 + (1 - (level - low) / span) * (_HIGH - _BOTTOM - 12)
         label = f"{10**level if logarithmic else level:.3g}"
@@ -456,7 +443,7 @@ def curves(
         drawn.append(
             f'<text x="{point(place, values[0])[0]:.1f}" y="{_HIGH - 30}" text-anchor="middle">{place:.0f}</text>'
         )
-    drawn.append(f'<text x="{_WIDE / 2}" y="{_HIGH - 6}" text-anchor="middle">{shown(across)}</text>')
+    drawn.append(f'<text x="{_WIDE / 2}" y="{_HIGH - 6}" text-anchor="middle">{safe(across)}</text>')
     if limit is not None:
         y = point(first, limit)[1]
         drawn.append(f'<path class="lim" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')
@@ -466,7 +453,7 @@ def curves(
         drawn.append(f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
         if len(points) <= 60:
             drawn += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in points]
-    names = [f'<span><svg width="18" height="8"><path class="{kind}" d="M0 4H18"/></svg> {shown(name)}</span>'
+    names = [f'<span><svg width="18" height="8"><path class="{kind}" d="M0 4H18"/></svg> {safe(name)}</span>'
              for name, kind, *_ in series]  # fmt: skip
     if limit is not None:
         names.append(f'<span><svg width="18" height="8"><path class="lim" d="M0 4H18"/></svg> limit {limit:g}</span>')

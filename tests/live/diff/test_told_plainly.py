@@ -72,7 +72,7 @@ def test_an_error_in_the_loss_is_the_losss_own() -> None:
     with pytest.raises(BadInput, match=r"loss_fn of the raw model .*failed: ValueError: labels are missing") as raised:
         auto_diff(Residual(), Residual(), X, loss_fns=[torch.mean, wrong], quiet=True)
     assert "inputs in the right order" not in str(raised.value)
-    with pytest.raises(BadInput, match=r"loss_fn of the base model .*gave a float"):
+    with pytest.raises(BadInput, match=r"loss_fn of the base model .*returned a float"):
         auto_diff(Residual(), Residual(), X, loss_fns=[no_tensor, no_tensor], quiet=True)
 
     def breaks(h: torch.Tensor) -> torch.Tensor:

@@ -182,7 +182,7 @@ def test_a_matrix_of_your_own_is_turned_where_only_that_fits(to_paddle: bool) ->
 def test_a_square_matrix_of_your_own_may_lie_either_way() -> None:
     module, layer = nn.Linear(3, 3), OwnLinear(3, 3)
     before = weights(layer)
-    with pytest.raises(BadInput, match="may be stored either way") as caught:
+    with pytest.raises(BadInput, match="may be stored transposed or not") as caught:
         copy_aligned(layer, module, [("", "")])
     assert "target weight [3, 3] (OwnLinear), source weight [3, 3] (Linear)" in str(caught.value)
     assert all(np.array_equal(before[name], value) for name, value in weights(layer).items())

@@ -167,7 +167,7 @@ def test_other_forms_of_a_linear_layer(own: Callable[[], nn.Module], to_linear: 
 
 
 def test_a_convolution_of_more_points_is_no_linear_layer() -> None:
-    with pytest.raises(BadInput, match="keep different things"):
+    with pytest.raises(BadInput, match="hold different weights"):
         copy_weights(nn.Conv1d(3, 5, 3), nn.Linear(9, 5))
 
 

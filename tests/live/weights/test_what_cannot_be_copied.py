@@ -56,7 +56,7 @@ def test_a_bias_on_one_side_only_is_not_passed_over(back: bool) -> None:
 
 def test_layers_of_different_kinds_are_refused() -> None:
     text = refusal(nn.Sequential(nn.Conv2d(3, 3, 1)), nn.Sequential(nn.ConvTranspose2d(3, 3, 1)), [("0", "0")])
-    assert "a convolution and a transposed convolution keep different things" in text
+    assert "a convolution and a transposed convolution hold different weights" in text
 
 
 class Two(nn.Module):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twinprobe._align.calls import Callee, RunCalls
 from twinprobe._align.links import NONE, CallLinks
-from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
+from twinprobe._align.mapping.yaml_files import FlatFile, Line, Names, Remarks, read_flat
 
 # How the lines of a cell mapping file turn a cell's name into a module's.
 
@@ -129,10 +129,7 @@ def _by_path(callees: list[Callee]) -> dict[str, list[Callee]]:
 
 def _link_by_file(call_links: CallLinks, file: FlatFile) -> None:
     remarks = Remarks(file.path)
-    mirrored = _score(call_links.golden, call_links.target, file) > _score(call_links.target, call_links.golden, file)
-    if mirrored:
-        remarks.whole_file(MIRRORED)
-    left, right = (call_links.golden, call_links.target) if mirrored else (call_links.target, call_links.golden)
+    left, right, mirrored = remarks.sides(call_links.target, call_links.golden, partial(_score, file))
     known = {callee.whole: callee for callee in right.modules}
     by_path = _by_path(right.modules)
     names = CellNames(file.lines, [callee.whole for callee in left.modules], known.keys())
@@ -154,7 +151,7 @@ def _link_by_file(call_links: CallLinks, file: FlatFile) -> None:
     call_links.notes.extend(remarks.texts())
 
 
-def _score(left: RunCalls, right: RunCalls, file: FlatFile) -> int:
+def _score(file: FlatFile, left: RunCalls, right: RunCalls) -> int:
     """How many of the file's lines fit the two runs in this direction."""
     mine, theirs = _Text(left), _Text(right)
     return sum(line.left in mine and line.right in theirs for line in file.lines[:_TRIED])

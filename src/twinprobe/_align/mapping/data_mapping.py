@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twinprobe._align.calls import RunCalls
 from twinprobe._align.links import NONE, CallLinks, Pairs
-from twinprobe._align.mapping.yaml_files import MIRRORED, FlatFile, Line, Names, Remarks, read_flat
+from twinprobe._align.mapping.yaml_files import FlatFile, Line, Names, Remarks, read_flat
 from twinprobe._align.rows import DATA_RULE
 from twinprobe._runs.run import Run
 from twinprobe._runs.whole_files import write_whole
@@ -29,14 +29,11 @@ def read_data_file(path: Path) -> FlatFile:
 def link_data(call_links: CallLinks, file: FlatFile) -> None:
     """Claim the rows that the file names; a line may also name two whole calls."""
     remarks = Remarks(file.path)
-    target, golden = _Lookup(call_links.target), _Lookup(call_links.golden)
-    some = file.lines[:_TRIED]
-    as_written = sum(target.knows(line.left) and golden.knows(line.right) for line in some)
-    swapped = sum(golden.knows(line.left) and target.knows(line.right) for line in some)
-    mirrored = swapped > as_written
-    if mirrored:
-        remarks.whole_file(MIRRORED)
-    left, right = (golden, target) if mirrored else (target, golden)
+
+    def fits(left: _Lookup, right: _Lookup) -> int:
+        return sum(left.knows(line.left) and right.knows(line.right) for line in file.lines[:_TRIED])
+
+    left, right, mirrored = remarks.sides(_Lookup(call_links.target), _Lookup(call_links.golden), fits)
     used: dict[int, int] = {}
     for line in file.lines:
         _claim(call_links, line, left, right, mirrored, remarks, used)

@@ -19,7 +19,7 @@ from twinprobe._align.mapping.layer_tree import (
     Translator,
     stage_offsets,
 )
-from twinprobe._align.mapping.yaml_files import MIRRORED, Names, Remarks
+from twinprobe._align.mapping.yaml_files import Names, Remarks
 from twinprobe._runs.names import BACKWARD, FORWARD
 
 # Which function of the framework an API was called from, between the module around it and the call.
@@ -84,10 +84,7 @@ def link_layers(call_links: CallLinks, file: LayerFile) -> None:
     for line, text in file.early:
         remarks.add(line, text)
     trees = ModuleTree(call_links.target), ModuleTree(call_links.golden)
-    mirrored = _fits(file, trees[1], trees[0]) > _fits(file, trees[0], trees[1])
-    if mirrored:
-        remarks.whole_file(MIRRORED)
-    left, right = (trees[1], trees[0]) if mirrored else trees
+    left, right, mirrored = remarks.sides(*trees, partial(_fits, file))
     linker = _Linker(call_links, file, left, right, mirrored)
     linker.link_modules(remarks)
     linker.link_apis(FORWARD)

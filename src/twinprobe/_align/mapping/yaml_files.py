@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -313,7 +313,9 @@ class _Builder:
 # Warnings about a mapping file: each names its line; a file full of mistakes does not flood the screen.
 
 _SHOWN = 20
-MIRRORED = "its left side names the golden run, so the file is used the other way round"
+_MIRRORED = "its left side names the golden run, so the file is used the other way round"
+
+Side = TypeVar("Side")
 
 
 class Remarks:
@@ -333,6 +335,16 @@ class Remarks:
     def whole_file(self, text: str) -> None:
         """Remember a remark on the file as a whole."""
         self._texts.append(f"{self._path}: {text}")
+
+    def sides(self, target: Side, golden: Side, fits: Callable[[Side, Side], int]) -> tuple[Side, Side, bool]:
+        """The run that the left side of the file names, the other one, and whether the left one is golden.
+
+        ``fits`` counts what of the file fits two runs: it may have been written for the two the other way round.
+        """
+        if fits(golden, target) <= fits(target, golden):
+            return target, golden, False
+        self.whole_file(_MIRRORED)
+        return golden, target, True
 
     def texts(self) -> list[str]:
         """All warnings, and how many more there were of each kind."""

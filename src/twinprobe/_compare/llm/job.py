@@ -20,6 +20,7 @@ from twinprobe._compare.llm.custom import Algorithms
 from twinprobe._compare.llm.rows import Row, Rows, TokenFiles
 from twinprobe._compare.llm.token import (
     SHARED_NAMES,
+    LlmRequest,
     TokenCounts,
     TokenJob,
     TokenResult,
@@ -29,7 +30,7 @@ from twinprobe._compare.llm.token import (
 )
 from twinprobe._compare.request import Command, once_in_folder, session_of
 from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
-from twinprobe._judge.verdicts import ERROR, PASS, WARNING, Thresholds
+from twinprobe._judge.verdicts import ERROR, PASS, WARNING
 from twinprobe._report.files import own_timestamp, prepare_folder, replacing
 from twinprobe._report.tables import check_formats, write_reports
 from twinprobe._runs.llm.dump import (
@@ -46,7 +47,7 @@ from twinprobe._runs.llm.files import OUTPUT, TensorFile, TokenFolder
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
 from twinprobe._runs.whole_files import place
-from twinprobe._scale.engine import AUTO, EngineOptions, cores, spread
+from twinprobe._scale.engine import AUTO, cores, spread
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
@@ -60,23 +61,6 @@ _MANY_BYTES = 256 << 20
 _LONG = 100
 # What numpy's calls for a row cost on top, in bytes that it could have measured instead.
 _BYTES_OF_A_ROW = 48 << 10
-
-
-@dataclass(frozen=True)
-class LlmRequest:
-    """What the user asked for."""
-
-    target: Path
-    golden: Path
-    level: str | None = None
-    mapping: Path | None = None
-    statistics: bool = False
-    """Whether what was recorded of the tensors is compared, instead of the tensors."""
-    algorithms: tuple[str, ...] = ()
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    workers: int | None = None
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    timeout: float = 60.0
 
 
 @dataclass
@@ -118,7 +102,7 @@ def compare_dumps(
     # Operators of equal names in two other models pair up as well; that nothing has one size gives it away.
     elif matched == misshapen:
         raise NothingToCompare(
-            f"no tensor has a counterpart of its size in {request.golden}", where=request.target,
+            f"no tensor has a counterpart of the same size in {request.golden}", where=request.target,
             hint="are both dumps of the same model? an op_mapping_file.json can say which operators belong together",
         )  # fmt: skip
     elif 2 * misshapen > matched:
@@ -160,11 +144,7 @@ def _jobs(
                 target=TokenFolder(target.kind, target.root, token.folder, cards[0]),
                 golden=TokenFolder(golden.kind, golden.root, golden_token.folder, cards[1]),
                 plan=plans[key],
-                level=request.level,
-                statistics=request.statistics,
-                limits=request.thresholds,
-                algorithms=request.algorithms,
-                timeout=request.timeout,
+                request=request,
             )
         )
     return jobs, notes, lost
@@ -176,7 +156,7 @@ def _run(
     rows = sum(len(job.plan.links) + 2 * len(job.plan.same_names) for job in jobs)
     size = _bytes(jobs[0])
     pays = rows >= _MANY_ROWS or size * len(jobs) >= _MANY_BYTES
-    asked = request.engine.workers or request.workers
+    asked = request.engine.workers
     workers = asked or (cores() if pays else 1)
     # Few large tokens gain more from threads than from processes.
     threads = workers if len(jobs) < workers and not request.engine.wanted else 1
@@ -311,14 +291,15 @@ def compare_or_recall(job: TokenJob) -> TokenResult:
 
 def _mark(job: TokenJob, stamp: str) -> str:
     """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
-    asked = (__version__, job.plan_mark, job.token, job.device, job.target, job.golden, job.level, job.statistics,
-             job.limits)  # fmt: skip
-    own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
+    request = job.request
+    asked = (__version__, job.plan_mark, job.token, job.device, job.target, job.golden, request.level,
+             request.statistics, request.thresholds, request.algorithms, request.timeout)  # fmt: skip
+    own = whole_fingerprint([place(name.rpartition(":")[0]) for name in request.algorithms])
     sides = [
         " ".join(_folder_mark(stamp, side.root / folder) for folder in dict.fromkeys((side.folder, *side.cards)))
         for side in (job.target, job.golden)
     ]
-    return hashlib.sha256(repr((asked, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
+    return hashlib.sha256(repr((asked, own, sides)).encode()).hexdigest()
 
 
 @lru_cache(maxsize=4096)
@@ -387,9 +368,7 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
         target=TokenFolder(METADATA, layout.root, ""),
         golden=TokenFolder(METADATA, folder, ""),
         plan=Plan(calls, {}, [], [], across=True),
-        limits=request.thresholds,
-        algorithms=request.algorithms,
-        timeout=request.timeout,
+        request=request,
     )
     # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
     target, golden = (

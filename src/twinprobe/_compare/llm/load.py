@@ -43,7 +43,7 @@ def dequantised(token: TokenFolder, file: TensorFile, tensor: HostTensor) -> Hos
         scale, offset = scale[:1], scale[1:]
     if scale is None:
         raise DamagedTensor(
-            "holds quantised integers, and neither the operator's parameters nor its inputs tell their scale",
+            "holds quantised integers, and neither the operator's parameters nor its inputs give their scale",
             where=token.root / token.name(file),
         )
     return apply_scale(tensor, scale, offset)
@@ -64,7 +64,7 @@ def _spread(factors: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         return flat
     if len(shape) > 1 and flat.size == shape[0]:
         return flat.reshape(-1, *([1] * (len(shape) - 1)))
-    raise DamagedTensor(f"has {flat.size} scales for a tensor of the shape {list(shape)}")
+    raise DamagedTensor(f"has {flat.size} scales for a tensor of shape {list(shape)}")
 
 
 def _from_param(root: Path, file: str) -> NDArray[Any] | None:

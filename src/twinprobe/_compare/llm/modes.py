@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe._align.calls import epsilon
-from twinprobe._compare.llm.job import LlmComparison, LlmRequest, summary_of
+from twinprobe._compare.llm.job import LlmComparison, summary_of
 from twinprobe._compare.llm.load import apply_scale, is_quantised
-from twinprobe._compare.llm.token import METRICS
+from twinprobe._compare.llm.token import METRICS, LlmRequest
 from twinprobe._judge.origin import RunInfo
-from twinprobe._judge.verdicts import EPSILONS, RULES, WARNING, Thresholds
+from twinprobe._judge.verdicts import RULES, WARNING, Thresholds
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._runs.llm.dump import find_layout
@@ -37,7 +37,7 @@ def compare_files(request: LlmRequest) -> dict[str, object]:
     target, golden = (open_llm_tensor(path.absolute().parent, path.name) for path in (request.target, request.golden))
     metrics = measure_llm_pair(target, golden)
     values = _row(("golden", request.golden, golden), ("my", request.target, target), metrics=metrics)
-    verdict, reason = verdict_of(metrics, (target.dtype, golden.dtype), request.thresholds)
+    verdict, reason = verdict_of(metrics, (target.dtype, golden.dtype), request.limits)
     return values | {
         "cmp_fail_reason": metrics.reason, "max_absolute_error_everywhere": metrics.max_abs_all,
         "relative_error": metrics.relative_norm, "result": verdict, "reason": reason,
@@ -54,7 +54,7 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
     names = sorted(name for name in target_names & golden_names if not name.endswith(("_scale.pth", "_offset.pth")))
     if not names:
         raise NothingToCompare(f"no weight has a counterpart in {folders[1]}", where=folders[0])
-    rows = [_weight_row(name, folders, request.thresholds) for name in names]
+    rows = [_weight_row(name, folders, request.limits) for name in names]
     table = pl.DataFrame(rows, infer_schema_length=None)
     target_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
     both = ((folders[0], target_names - golden_names), (folders[1], golden_names - target_names))
@@ -124,6 +124,6 @@ def verdict_of(metrics: LlmMetrics, dtypes: tuple[str, str], limits: Thresholds)
         rule = "nonfinite"
     elif error is None:
         rule = "shape"
-    elif error <= (limits.rounding or EPSILONS) * max(map(epsilon, dtypes)) and isfinite(error):
+    elif error <= (limits.rounding or 0.0) * max(map(epsilon, dtypes)) and isfinite(error):
         rule = "rounding"
     return RULES[rule].severity, RULES[rule].words.replace("saved value", "tensor")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import isnan, prod
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +29,33 @@ from twinprobe._runs.llm.statistics import STATS as TITLES
 from twinprobe._runs.llm.statistics import RecordedTensor, recorded_statistics
 from twinprobe._runs.run import STATISTICS, TENSORS
 from twinprobe._runs.table import FLOAT, STATS
+from twinprobe._scale.engine import EngineOptions
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import DamagedTensor, TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+@dataclass(frozen=True)
+class LlmRequest:
+    """What the user asked for."""
+
+    target: Path
+    golden: Path
+    level: str | None = None
+    mapping: Path | None = None
+    statistics: bool = False
+    """Whether what was recorded of the tensors is compared, instead of the tensors."""
+    algorithms: tuple[str, ...] = ()
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    timeout: float = 60.0
+
+    @property
+    def limits(self) -> Thresholds:
+        """The thresholds of these reports, which judge by a fixed tolerance."""
+        return replace(self.thresholds, rounding=self.thresholds.rounding or EPSILONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +67,7 @@ class TokenJob:
     target: TokenFolder
     golden: TokenFolder
     plan: Plan
-    level: str | None = None
-    limits: Thresholds = field(default_factory=Thresholds)
-    statistics: bool = False
-    """Whether what was recorded of the tensors is compared, instead of the tensors."""
-    algorithms: tuple[str, ...] = ()
-    timeout: float = 60.0
+    request: LlmRequest
     threads: int = 1
     bytes_ahead: int = 0
     """About how much all jobs together have to read, on both sides; 0 if nobody knows."""
@@ -85,9 +102,9 @@ class TokenResult:
 def compare_token(job: TokenJob) -> TokenResult:
     """Compare one token. Never raises anything that another process could not read."""
     try:
-        if job.statistics:
+        if job.request.statistics:
             return _compare_statistics(job)
-        return result_of(job, rows_of(job.plan, job.target.files, job.golden.files, job.level))
+        return result_of(job, rows_of(job.plan, job.target.files, job.golden.files, job.request.level))
     except TwinProbeError:
         raise
     except Exception as error:  # a defect: it must not cost more than this token
@@ -96,7 +113,7 @@ def compare_token(job: TokenJob) -> TokenResult:
 
 def result_of(job: TokenJob, rows: Rows) -> TokenResult:
     """Measure and judge the rows of a token."""
-    algorithms = Algorithms(job.algorithms, timeout=job.timeout) if job.algorithms else None
+    algorithms = Algorithms(job.request.algorithms, timeout=job.request.timeout) if job.request.algorithms else None
     try:
         # Equal work gives equal digits, on however many workers: the engine goes by all of it.
         engine = engine_of(job.bytes_ahead) if job.bytes_ahead else None
@@ -119,7 +136,7 @@ def result_of(job: TokenJob, rows: Rows) -> TokenResult:
 
 
 def _judge_tensors(job: TokenJob, rows: Rows, pairs: pl.DataFrame, measured: Measured) -> Judged:
-    limits = replace(job.limits, rounding=job.limits.rounding or EPSILONS)
+    limits = job.request.limits
     metrics = measured.metrics()
     matched = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
     state = np.where(matched, UNKNOWN, UNMATCHED).astype(np.uint8)
@@ -177,7 +194,7 @@ def _counts(
     call, error = rows.both[0].call(rows.rows[index].target[0]), float(judged.error[index])
     stem = PurePath(target[0].file.partition("#")[0]).stem
     sides = ((job.target, target), (job.golden, golden))
-    if job.statistics:
+    if job.request.statistics:
         names = [";".join(f"{token.base}{file.file}" for file in files) for token, files in sides]
     else:
         names = [token.names(files) for token, files in sides]
@@ -204,7 +221,7 @@ def _compare_statistics(job: TokenJob) -> TokenResult:
 
     tokens = job.target, job.golden
     (target_files, golden_files), known = zip(*map(recorded_statistics, tokens), strict=True)
-    rows = rows_of(job.plan, target_files, golden_files, job.level)
+    rows = rows_of(job.plan, target_files, golden_files, job.request.level)
     faults: dict[int, str] = {}
     used: tuple[dict[str, RecordedTensor], dict[str, RecordedTensor]] = {}, {}
     for index, row in enumerate(rows.rows):
@@ -224,7 +241,7 @@ def _compare_statistics(job: TokenJob) -> TokenResult:
             misshapen.append(index)
     dtypes, shapes = ([pairs[f"{side}_{name}"].fill_null("").to_list() for side in "tg"] for name in ("dtype", "shape"))
     pairs = _of_engines(pairs, dtypes, shapes, misshapen)
-    limits = replace(job.limits, rounding=job.limits.rounding or EPSILONS)
+    limits = job.request.limits
     differences = stat_differences(pairs)
     deviation = of_statistics(pairs, differences, limits.rounding)
     run = rows.run(job.target.root / job.target.folder, STATISTICS)

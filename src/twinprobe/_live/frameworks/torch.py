@@ -26,6 +26,7 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.entries import Capturer
 from twinprobe._record.memory.engine import RecorderPool
 from twinprobe._record.memory.torch import KeepingRecorder, KeptTensors
+from twinprobe._record.torch.optimizer import settings_in
 from twinprobe._runs.dtypes import STORAGE, dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
@@ -88,7 +89,7 @@ class TorchAdapter(Adapter):
 
     def settings(self, optimizer: Any, /) -> list[tuple[list[Any], dict[str, Any]]]:
         groups = getattr(optimizer, "param_groups", ())
-        return [(group["params"], dict(_settings(group))) for group in groups]
+        return [(group["params"], {key: _plain(value) for key, value in settings_in(group)}) for group in groups]
 
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
@@ -253,12 +254,7 @@ class _Substitute(Substitution, torch.autograd.Function):  # type: ignore[misc] 
 adapter = TorchAdapter()
 
 
-def _settings(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a group; parts of one by their place: betas.0, betas.1."""
-    for key, value in group.items():
-        if isinstance(value, tuple | list) and key not in ("params", "param_names"):
-            yield from ((f"{key}.{place}", part) for place, part in enumerate(value))
-        elif isinstance(value, torch.Tensor):
-            yield key, value.item() if value.numel() == 1 else None
-        elif key != "params":
-            yield key, value
+def _plain(setting: Any) -> Any:
+    if not isinstance(setting, torch.Tensor):
+        return setting
+    return setting.item() if setting.numel() == 1 else None

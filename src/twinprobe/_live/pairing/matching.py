@@ -259,9 +259,8 @@ def _pair_left(call_links: CallLinks, matches: Matches) -> None:
             matches.rows += [(row, partner, rule) for row, partner in zip(targets, goldens, strict=False)]
             if role == OUTPUT and len(targets) != len(goldens) and call_links.target.direction[op] == FORWARD:
                 matches.notes.append(
-                    f"{call_links.target.ops[op]} and {call_links.golden.ops[golden_op]} "
-                    "give different numbers of tensors; what "
-                    "both have is compared"
+                    f"{call_links.target.ops[op]} and {call_links.golden.ops[golden_op]} return different numbers of "
+                    "tensors; those that both return are compared"
                 )
     matches.rows.sort()
 

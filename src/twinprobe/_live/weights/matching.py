@@ -135,7 +135,7 @@ def match_layers(target: Layer, source: Layer) -> Match:
     elif target.family is not None and source.family is not None:
         firsts = next(iter(target.slots.values()), None), next(iter(source.slots.values()), None)
         if firsts != (None, None):
-            match.refuse(*firsts, f"a {target.family} and a {source.family} keep different things")
+            match.refuse(*firsts, f"a {target.family} and a {source.family} hold different weights")
     elif framework_of(target.module) == framework_of(source.module):
         match.by_name(*_turned(match, target, source))
     else:
@@ -152,7 +152,7 @@ def _match_across_frameworks(match: Match, target: Layer, source: Layer) -> None
     if matrix is not None and partner is not None and len(matrix.shape) == 2:
         if matrix.shape == matrix.shape[::-1] == partner.shape:
             pair = (matrix, partner) if known is wanted else (partner, matrix)
-            match.refuse(*pair, "a square matrix of a class of your own may be stored either way")
+            match.refuse(*pair, "a square matrix in a class of your own may be stored transposed or not")
             for slots, slot in zip((wanted, offered), pair, strict=True):
                 del slots[next(key for key, candidate in slots.items() if candidate is slot)]
         elif matrix.shape == partner.shape[::-1]:

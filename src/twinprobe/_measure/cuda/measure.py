@@ -215,7 +215,7 @@ class Queue:
     def __init__(self, kernel: Kernel, chunk: int, new_page: Callable[[int], Page], views: bool = False) -> None:
         self.kernel = kernel
         self.most_lines = MOST_LINES // 3 if views else MOST_LINES
-        self.views: list[View] | None = [] if views else None
+        self.views: list[View] = []
         self.chunk = chunk
         self.lines: list[tuple[int, int, int, int]] = []
         self.receivers: list[Any] = []
@@ -227,51 +227,40 @@ class Queue:
 
     def turn_page(self, elements: int, view: View | None = None) -> None:
         """After a launch: go on with a page that has room for a tensor of this size."""
-        if view is not None:
-            chunks = view.slots
-        else:
-            chunks = _sketch_room(elements)[0] if self._sketches else -(-elements // self.chunk)
+        several = _sketch_room(elements)[0] if self._sketches else -(-elements // self.chunk)
+        chunks = several if view is None else view.slots
         if self.page.used + chunks > self.page.size:
             self.page = self._new_page(max(chunks, _PAGE_SLOTS))
             self.pages.append(self.page)
 
-    def add(self, address: int, elements: int, receiver: Any) -> int:
-        """Queue one run of elements; ``receiver`` comes back beside its result. Returns the line's number, or -1 when
-        what waits must be launched first and a page turned."""
+    def add(self, address: int, elements: int, receiver: Any, view: View | None = None) -> int:
+        """Queue one run of elements, or a view whose elements do not lie in order; ``receiver`` comes back beside its
+        result. Returns the line's number, or -1 when what waits must be launched first and a page turned."""
         page, receivers = self.page, self.receivers
         slot, line = page.used, len(receivers)
-        slots, length = _sketch_room(elements) if self._sketches else (-(-elements // self.chunk), 0)
-        if slot + slots > page.size or line >= MOST_LINES:
+        if view is not None:
+            slots, length = view.slots, view.length
+        else:
+            slots, length = _sketch_room(elements) if self._sketches else (-(-elements // self.chunk), 0)
+        if slot + slots > page.size or line >= self.most_lines:
             return -1
         page.used = slot + slots
         self.lines.append((address, elements, slot, length))
+        if view is not None:
+            self.lines += view.words
+            self.views.append(view)
         receivers.append(receiver)
         if slots > self.most:  # noqa: PLR1730  a call costs more
             self.most = slots
         return line
 
-    def add_view(self, address: int, elements: int, view: View, receiver: Any) -> int:
-        """``add`` for a view whose elements do not lie in order."""
-        page, line = self.page, len(self.receivers)
-        assert self.views is not None
-        if page.used + view.slots > page.size or line >= self.most_lines:
-            return -1
-        self.lines += [(address, elements, page.used, view.length), *view.words]
-        page.used += view.slots
-        self.views.append(view)
-        self.receivers.append(receiver)
-        self.most = max(self.most, view.slots)
-        return line
-
     def launch(self, tables: Tables, stream: int) -> None:
         """Measure all lines on the current stream, whose raw number is given too."""
         lines, receivers, most = self.lines, self.receivers, self.most
-        page, firsts = self.page, lines
+        page, firsts = self.page, lines[::3] if self.views else lines
         self.lines, self.receivers, self.most = [], [], 0
-        if self.views is not None:
-            firsts = lines[::3]
-            page.views += self.views
-            self.views = []
+        page.views += self.views
+        self.views = []
         page.starts += [line[2] for line in firsts]
         if self._sketches:
             page.sizes += [line[1] for line in firsts]
@@ -317,7 +306,6 @@ class DeviceMeasure:
         self._kernels: dict[Any, tuple[Kernel, int]] = {}
         self._lanes: dict[int, Lane] = {}
         self._spare: dict[int, Tables] = {}
-        self.launches = 0
 
     def lane(self, stream: int) -> Lane:
         """The lane of a stream, which must be the current one."""
@@ -328,30 +316,22 @@ class DeviceMeasure:
             known = self._lanes[stream] = Lane(stream, self._spare[stream])
         return known
 
-    def statistics(self, lane: Lane, dtype: Any, aligned: bool) -> Queue:
-        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16."""
-        key = (dtype, aligned)
+    def statistics(self, lane: Lane, dtype: Any, aligned: bool, view_width: int = 0) -> Queue:
+        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16.
+
+        ``view_width``: of views, that are read so many elements at a time. Only where sketches are made: statistics
+        alone take elements in any order.
+        """
+        key = (dtype, "view", view_width) if view_width else (dtype, aligned)
         queue = lane.queues.get(key)
         if queue is None:
             if key not in self._kernels:
-                self._kernels[key] = self._statistics_kernel(dtype, aligned), _CHUNK
+                self._kernels[key] = self._statistics_kernel(dtype, aligned, view_width), _CHUNK
             kind = "floats" if dtype.is_floating_point else "integers"
             flags = flags_of(dtype_name(dtype))
             kind = f"sketched {kind}" if self._sketch else kind
-            queue = lane.queues[key] = self._queue(kind, *self._kernels[key], flags=flags)
-        return queue
-
-    def views(self, lane: Lane, dtype: Any, width: int) -> Queue:
-        """The queue for views of one element type that are read so many elements at a time. Only where sketches are
-        made: statistics alone take elements in any order."""
-        key = (dtype, "view", width)
-        queue = lane.queues.get(key)
-        if queue is None:
-            if key not in self._kernels:
-                self._kernels[key] = self._view_kernel(dtype, width), _CHUNK
-            kind = "sketched floats" if dtype.is_floating_point else "sketched integers"
-            flags = flags_of(dtype_name(dtype))
-            queue = lane.queues[key] = self._queue(kind, *self._kernels[key], flags=flags, views=True)
+            queue = self._queue(kind, *self._kernels[key], flags=flags, views=view_width > 0)
+            lane.queues[key] = queue
         return queue
 
     def checksums(self, lane: Lane, mode: str) -> Queue:
@@ -366,38 +346,26 @@ class DeviceMeasure:
 
     # Triton's kernels are imported here, where there surely is a device, each with the constants that suit it.
 
-    def _statistics_kernel(self, dtype: Any, aligned: bool) -> Kernel:
+    def _statistics_kernel(self, dtype: Any, aligned: bool, view_width: int) -> Kernel:
         from twinprobe._measure.cuda import sketches, statistics
 
         kernels = cast(Any, sketches if self._sketch else statistics)
-        example = self._example(dtype)
+        torch, front = self._torch, "strided_" if view_width else ""
+        example = (torch.empty(16, dtype=torch.uint8 if dtype == torch.bool else dtype, device=self._device),)
         if not dtype.is_floating_point:
-            integers = kernels.integer_sketches if self._sketch else kernels.integer_statistics
+            integers = getattr(kernels, f"{front}integer_sketches" if self._sketch else "integer_statistics")
             return Kernel(integers, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
-        acc = kernels.tl.float64 if dtype == self._torch.float64 else kernels.tl.float32
-        if self._sketch:
-            limit = QUARTER[dtype_name(dtype)]
-            width = min(8, 16 // dtype.itemsize) if aligned else 1
-            constants = {"ACC": acc, "LIMIT": limit, "ALIGNED": aligned, "CHUNK": _CHUNK, "ROWS": 1024 // width}
-            constants["WIDTH"] = width
-            return Kernel(kernels.float_sketches, example, constants, {"num_warps": 4})
-        constants = {"ACC": acc, "ALIGNED": aligned, "CHUNK": _CHUNK, "BLOCK": 2048}
-        return Kernel(kernels.float_statistics, example, constants, {"num_warps": 8})
-
-    def _view_kernel(self, dtype: Any, width: int) -> Kernel:
-        from twinprobe._measure.cuda import sketches
-
-        kernels, example = cast(Any, sketches), self._example(dtype)
-        if not dtype.is_floating_point:
-            return Kernel(kernels.strided_integer_sketches, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
-        acc = kernels.tl.float64 if dtype == self._torch.float64 else kernels.tl.float32
+        acc = kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
+        if not self._sketch:
+            constants = {"ACC": acc, "ALIGNED": aligned, "CHUNK": _CHUNK, "BLOCK": 2048}
+            return Kernel(kernels.float_statistics, example, constants, {"num_warps": 8})
+        width = view_width or (min(8, 16 // dtype.itemsize) if aligned else 1)
         limit = QUARTER[dtype_name(dtype)]
         constants = {"ACC": acc, "LIMIT": limit, "CHUNK": _CHUNK, "ROWS": 1024 // width, "WIDTH": width}
-        return Kernel(kernels.strided_float_sketches, example, constants, {"num_warps": 4 if width > 1 else 8})
-
-    def _example(self, dtype: Any) -> tuple[Any]:
-        torch = self._torch
-        return (torch.empty(16, dtype=torch.uint8 if dtype == torch.bool else dtype, device=self._device),)
+        if not view_width:
+            constants["ALIGNED"] = aligned
+        warps = 8 if view_width == 1 else 4
+        return Kernel(getattr(kernels, f"{front}float_sketches"), example, constants, {"num_warps": warps})
 
     def _xor_kernel(self) -> tuple[Kernel, int]:
         from twinprobe._measure.cuda import checksums

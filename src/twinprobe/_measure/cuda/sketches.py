@@ -70,6 +70,25 @@ def _add_values(value, up, down, zero, high, low, total, squares, absolute, zero
 
 
 @triton.jit
+def _no_floats(ROWS: tl.constexpr, ACC: tl.constexpr):
+    """Extremes, counts and sums of nothing: high, low, zeros, NaN, infinite, fill values; total, squares, absolute and
+    the four signed sums."""
+    none, nothing = tl.zeros([ROWS], tl.int32), tl.zeros([ROWS], ACC)
+    high = tl.full([ROWS], float("-inf"), ACC)
+    low = tl.full([ROWS], float("inf"), ACC)
+    return high, low, none, none, none, none, nothing, nothing, nothing, nothing, nothing, nothing, nothing
+
+
+@triton.jit
+def _no_integers(BLOCK: tl.constexpr):
+    """The same of integers, of which none is special: high, low, zeros, total, squares, absolute, signed sums."""
+    none, nothing = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float64)
+    high = tl.full([BLOCK], -9223372036854775808, tl.int64)
+    low = tl.full([BLOCK], 9223372036854775807, tl.int64)
+    return high, low, none, nothing, nothing, nothing, none, none, none, none
+
+
+@triton.jit
 def _sum(values):
     return tl.sum(values.to(tl.float64), 0)
 
@@ -93,15 +112,36 @@ def _add_integers(value, place, inside, total, squares, absolute, zeros, high, l
 
 
 @triton.jit
-def _ordinary(value, LIMIT: tl.constexpr, nans, infs, fills):
-    """The values that count, 0 in place of the others, which are counted."""
+def _add_ordinary(
+    value, bits, LIMIT: tl.constexpr, high, nans, infs, fills, total, squares, absolute, one, two, three, four
+):
+    """Add up the values that count; the others are counted."""
     nan = value != value  # noqa: PLR0124
     infinite = tl.abs(value) == float("inf")
     ordinary = tl.abs(value) <= LIMIT
     nans += tl.sum(nan.to(tl.int32), 1)
     infs += tl.sum(infinite.to(tl.int32), 1)
     fills += tl.sum(((ordinary == 0) & (nan == 0) & (infinite == 0)).to(tl.int32), 1)
-    return tl.where(ordinary, value, 0.0), nans, infs, fills
+    value = tl.where(ordinary, value, 0.0)
+    high = tl.maximum(high, tl.max(tl.abs(value), 1))
+    total += tl.sum(value, 1)
+    squares += tl.sum(value * value, 1)
+    absolute += tl.sum(tl.abs(value), 1)
+    one, two, three, four = _add_signed(value, bits, one, two, three, four)
+    return high, nans, infs, fills, total, squares, absolute, one, two, three, four
+
+
+@triton.jit
+def _store_floats(out, high, low, total, squares):
+    """Max, min, sum and sum of squares of all elements; returns max, min and the sum of squares."""
+    top = tl.max(high, 0)
+    bottom = tl.min(low, 0)
+    square = tl.sum(squares, 0)
+    tl.store(out, top.to(tl.float64))
+    tl.store(out + 1, bottom.to(tl.float64))
+    tl.store(out + 2, tl.sum(total, 0).to(tl.float64))
+    tl.store(out + 3, square.to(tl.float64))
+    return top, bottom, square
 
 
 @triton.jit
@@ -143,10 +183,10 @@ def float_sketches(
     kind,
     ACC: tl.constexpr,
     LIMIT: tl.constexpr,
-    ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """Statistics and sketches of floating-point tensors in one reading.
 
@@ -168,16 +208,7 @@ def float_sketches(
         rows = tl.arange(0, ROWS)[:, None]
         lanes = tl.arange(0, WIDTH)[None, :]
         within = rows * WIDTH + lanes
-        high = tl.full([ROWS], float("-inf"), ACC)
-        low = tl.full([ROWS], float("inf"), ACC)
-        total = tl.zeros([ROWS], ACC)
-        squares = tl.zeros([ROWS], ACC)
-        absolute = tl.zeros([ROWS], ACC)
-        zeros = tl.zeros([ROWS], tl.int32)
-        one = tl.zeros([ROWS], ACC)
-        two = tl.zeros([ROWS], ACC)
-        three = tl.zeros([ROWS], ACC)
-        four = tl.zeros([ROWS], ACC)
+        high, low, zeros, nans, infs, fills, total, squares, absolute, one, two, three, four = _no_floats(ROWS, ACC)
         # Large tensors have blocks that begin at multiples of 512: eight elements in a row share one hash. The upper
         # half of the numbers of groups is the same in all of a chunk but one in 2**19.
         wide = (length % 512 == 0) & (first >> 35 == (stop - 1) >> 35)
@@ -221,35 +252,29 @@ def float_sketches(
                 high, low, total, squares, absolute, zeros = _add_values(
                     value, up, down, inside & (value == 0), high, low, total, squares, absolute, zeros
                 )
-        top = tl.max(high, 0)
-        bottom = tl.min(low, 0)
-        square = tl.sum(squares, 0)
         out = slots + (tl.load(table + tensor * 4 + 2) + program) * 16
-        tl.store(out, top.to(tl.float64))
-        tl.store(out + 1, bottom.to(tl.float64))
-        tl.store(out + 2, tl.sum(total, 0).to(tl.float64))
-        tl.store(out + 3, square.to(tl.float64))
+        top, bottom, square = _store_floats(out, high, low, total, squares)
         largest = tl.maximum(tl.abs(top), tl.abs(bottom))
-        nans = tl.zeros([ROWS], tl.int32)
-        infs = tl.zeros([ROWS], tl.int32)
-        fills = tl.zeros([ROWS], tl.int32)
         if (square != square) | (largest > LIMIT):  # noqa: PLR0124
-            total = tl.zeros([ROWS], ACC)
-            squares = tl.zeros([ROWS], ACC)
-            absolute = tl.zeros([ROWS], ACC)
-            high = tl.zeros([ROWS], ACC)
-            one = tl.zeros([ROWS], ACC)
-            two = tl.zeros([ROWS], ACC)
-            three = tl.zeros([ROWS], ACC)
-            four = tl.zeros([ROWS], ACC)
+            high, _, _, nans, infs, fills, total, squares, absolute, one, two, three, four = _no_floats(ROWS, ACC)
             for start in range(first, stop, ROWS * WIDTH):
                 value = tl.load(data + start + within, mask=start + within < stop, other=0.0).to(ACC)
-                value, nans, infs, fills = _ordinary(value, LIMIT, nans, infs, fills)
-                high = tl.maximum(high, tl.max(tl.abs(value), 1))
-                total += tl.sum(value, 1)
-                squares += tl.sum(value * value, 1)
-                absolute += tl.sum(tl.abs(value), 1)
-                one, two, three, four = _add_signed(value, _sign_bits(start, within), one, two, three, four)
+                high, nans, infs, fills, total, squares, absolute, one, two, three, four = _add_ordinary(
+                    value,
+                    _sign_bits(start, within),
+                    LIMIT,
+                    high,
+                    nans,
+                    infs,
+                    fills,
+                    total,
+                    squares,
+                    absolute,
+                    one,
+                    two,
+                    three,
+                    four,
+                )
             largest = tl.max(high, 0)
         largest = tl.where(first < stop, largest, 0.0)
         _store_sketch(out, largest, total, squares, absolute, zeros, nans, infs, fills, one, two, three, four)
@@ -269,16 +294,7 @@ def integer_sketches(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.constexp
         first = block * length + (program - block * pieces) * CHUNK
         stop = tl.minimum(tl.minimum(first + CHUNK, (block + 1) * length), count)
         lanes = tl.arange(0, BLOCK)
-        high = tl.full([BLOCK], -9223372036854775808, tl.int64)
-        low = tl.full([BLOCK], 9223372036854775807, tl.int64)
-        total = tl.zeros([BLOCK], tl.float64)
-        squares = tl.zeros([BLOCK], tl.float64)
-        absolute = tl.zeros([BLOCK], tl.float64)
-        zeros = tl.zeros([BLOCK], tl.int32)
-        one = tl.zeros([BLOCK], tl.int32)
-        two = tl.zeros([BLOCK], tl.int32)
-        three = tl.zeros([BLOCK], tl.int32)
-        four = tl.zeros([BLOCK], tl.int32)
+        high, low, zeros, total, squares, absolute, one, two, three, four = _no_integers(BLOCK)
         for start in range(first, stop, BLOCK):
             at = start + lanes
             inside = at < stop
@@ -401,19 +417,7 @@ def strided_float_sketches(
         within = tl.arange(0, ROWS)[:, None] * WIDTH
         lanes = tl.arange(0, WIDTH)[None, :]
         last = (WIDTH - 1 - lanes).to(tl.uint32)
-        high = tl.full([ROWS], float("-inf"), ACC)
-        low = tl.full([ROWS], float("inf"), ACC)
-        total = tl.zeros([ROWS], ACC)
-        squares = tl.zeros([ROWS], ACC)
-        absolute = tl.zeros([ROWS], ACC)
-        zeros = tl.zeros([ROWS], tl.int32)
-        one = tl.zeros([ROWS], ACC)
-        two = tl.zeros([ROWS], ACC)
-        three = tl.zeros([ROWS], ACC)
-        four = tl.zeros([ROWS], ACC)
-        nans = tl.zeros([ROWS], tl.int32)
-        infs = tl.zeros([ROWS], tl.int32)
-        fills = tl.zeros([ROWS], tl.int32)
+        high, low, zeros, nans, infs, fills, total, squares, absolute, one, two, three, four = _no_floats(ROWS, ACC)
         if full:
             for step in range(0, CHUNK, ROWS * WIDTH):
                 place, _ = _tile_places(step, begin, column, end, low_place, high_place, size, tile, within)
@@ -442,24 +446,11 @@ def strided_float_sketches(
                 high, low, total, squares, absolute, zeros = _add_values(
                     value, up, down, inside & (value == 0), high, low, total, squares, absolute, zeros
                 )
-        top = tl.max(high, 0)
-        bottom = tl.min(low, 0)
-        square = tl.sum(squares, 0)
         out = slots + (tl.load(line + 2) + program) * 16
-        tl.store(out, top.to(tl.float64))
-        tl.store(out + 1, bottom.to(tl.float64))
-        tl.store(out + 2, tl.sum(total, 0).to(tl.float64))
-        tl.store(out + 3, square.to(tl.float64))
+        top, bottom, square = _store_floats(out, high, low, total, squares)
         largest = tl.where(top >= bottom, tl.maximum(tl.abs(top), tl.abs(bottom)), 0.0)
         if (square != square) | (largest > LIMIT):  # noqa: PLR0124
-            total = tl.zeros([ROWS], ACC)
-            squares = tl.zeros([ROWS], ACC)
-            absolute = tl.zeros([ROWS], ACC)
-            high = tl.zeros([ROWS], ACC)
-            one = tl.zeros([ROWS], ACC)
-            two = tl.zeros([ROWS], ACC)
-            three = tl.zeros([ROWS], ACC)
-            four = tl.zeros([ROWS], ACC)
+            high, _, _, nans, infs, fills, total, squares, absolute, one, two, three, four = _no_floats(ROWS, ACC)
             for step in range(0, elements, ROWS * WIDTH):
                 place, inside = _tile_places(step, begin, column, end, low_place, high_place, size, tile, within)
                 distance = _distance(
@@ -467,13 +458,23 @@ def strided_float_sketches(
                     size_2, multiplier_2, shift_2, step_2, step_1,
                 )  # fmt: skip
                 value = tl.load(data + distance * WIDTH + lanes, mask=inside, other=0.0).to(ACC)
-                value, nans, infs, fills = _ordinary(value, LIMIT, nans, infs, fills)
-                high = tl.maximum(high, tl.max(tl.abs(value), 1))
-                total += tl.sum(value, 1)
-                squares += tl.sum(value * value, 1)
-                absolute += tl.sum(tl.abs(value), 1)
                 hashes = _mixed(place >> 3) << (8 - WIDTH - (place & 7)).to(tl.uint32)
-                one, two, three, four = _add_signed(value, hashes << last, one, two, three, four)
+                high, nans, infs, fills, total, squares, absolute, one, two, three, four = _add_ordinary(
+                    value,
+                    hashes << last,
+                    LIMIT,
+                    high,
+                    nans,
+                    infs,
+                    fills,
+                    total,
+                    squares,
+                    absolute,
+                    one,
+                    two,
+                    three,
+                    four,
+                )
             largest = tl.max(high, 0)
         _store_sketch(out, largest, total, squares, absolute, zeros, nans, infs, fills, one, two, three, four)
 
@@ -496,16 +497,7 @@ def strided_integer_sketches(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.
     if there:
         data = tl.load(line).to(tl.pointer_type(kind.dtype.element_ty))
         within = tl.arange(0, BLOCK)
-        high = tl.full([BLOCK], -9223372036854775808, tl.int64)
-        low = tl.full([BLOCK], 9223372036854775807, tl.int64)
-        total = tl.zeros([BLOCK], tl.float64)
-        squares = tl.zeros([BLOCK], tl.float64)
-        absolute = tl.zeros([BLOCK], tl.float64)
-        zeros = tl.zeros([BLOCK], tl.int32)
-        one = tl.zeros([BLOCK], tl.int32)
-        two = tl.zeros([BLOCK], tl.int32)
-        three = tl.zeros([BLOCK], tl.int32)
-        four = tl.zeros([BLOCK], tl.int32)
+        high, low, zeros, total, squares, absolute, one, two, three, four = _no_integers(BLOCK)
         for step in range(0, elements, BLOCK):
             place, inside = _tile_places(step, begin, column, end, low_place, high_place, size, tile, within)
             distance = _distance(

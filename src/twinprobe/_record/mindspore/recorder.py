@@ -313,12 +313,11 @@ class MindSporeWatcher(EagerWatcher):
     def held_by(self, optimizer: Any) -> Iterable[Any]:
         return list(optimizer.parameters)
 
-    def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
+    def settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
         seen: list[dict[str, Any]] = []  # groups that follow one another may be the same
         for group in groups_of(optimizer):
-            if group.settings not in seen:
-                yield from ((f"{len(seen)}.{key}", float(value)) for key, value in group.settings.items())
-                seen.append(group.settings)
+            seen += [] if group.settings in seen else [group.settings]
+        return seen
 
     def called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(module, _OPTIMIZERS) and args:

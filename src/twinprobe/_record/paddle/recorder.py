@@ -298,9 +298,8 @@ class PaddleWatcher(EagerWatcher):
     def held_by(self, optimizer: Any) -> Iterable[Any]:
         return held_by(optimizer)
 
-    def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
-        for number, group in enumerate(groups_of(optimizer)):
-            yield from ((f"{number}.{key}", value) for key, value in group.settings.items())
+    def settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
+        return [group.settings for group in groups_of(optimizer)]
 
     def hooks(self) -> Iterable[Any]:
         for owner, name in _BACKWARD:

@@ -167,11 +167,8 @@ class DeviceRows:
                         copies.append(dense)
                         dtype, start, elements = dense.dtype, dense.data_ptr(), dense.numel()
                         receiver = (row, elements, repeats, kind)
-                        if view is None:
-                            queue = measure.statistics(lane, dtype, not start & 15)
-                            add_line(queue, lane, start, elements, receiver)
-                        else:
-                            add_view(measure.views(lane, dtype, view.width), lane, start, elements, view, receiver)
+                        queue = measure.statistics(lane, dtype, not start & 15, 0 if view is None else view.width)
+                        add_line(queue, lane, start, elements, receiver, view=view)
             if self._digest:
                 self._add_digest(measure, lane, tensor.detach(), row, self._digest, copies)
         lane.launch()
@@ -256,26 +253,18 @@ class DeviceRows:
         return fill
 
 
-def add_line(queue: Queue, lane: Lane, address: int, elements: int, receiver: Any, line: int | None = None) -> None:
+def add_line(
+    queue: Queue, lane: Lane, address: int, elements: int, receiver: Any, line: int | None = None,
+    view: View | None = None,
+) -> None:  # fmt: skip
     """Queue one run of elements, after launching what waits where there is no room for it. ``line``: what the queue has
     said to it before."""
     if line is None:
-        line = queue.add(address, elements, receiver)
-    if line < 0:
-        lane.launch()
-        queue.turn_page(elements)
-        line = queue.add(address, elements, receiver)
-    if not line:
-        lane.waiting[queue] = None
-
-
-def add_view(queue: Queue, lane: Lane, address: int, elements: int, view: View, receiver: Any) -> None:
-    """``add_line`` for a view whose elements do not lie in order."""
-    line = queue.add_view(address, elements, view, receiver)
+        line = queue.add(address, elements, receiver, view)
     if line < 0:
         lane.launch()
         queue.turn_page(elements, view)
-        line = queue.add_view(address, elements, view, receiver)
+        line = queue.add(address, elements, receiver, view)
     if not line:
         lane.waiting[queue] = None
 

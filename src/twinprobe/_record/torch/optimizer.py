@@ -6,7 +6,7 @@ after it. Nothing is changed: all of it is read, by hooks that torch offers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +30,16 @@ class Cycle(OptimizerCycle):
         # Wrappers of trainers, whose class has a step of its own, are none.
         kind = type(candidate)
         return issubclass(kind, torch.optim.Optimizer) and getattr(kind.step, "hooked", False)
+
+
+def settings_in(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a group of parameters; parts of one by their place: betas.0, betas.1."""
+    for key, value in group.items():
+        if isinstance(value, list | tuple):
+            parts = enumerate(value) if key not in ("params", "param_names") else ()
+            yield from ((f"{key}.{place}", part) for place, part in parts)
+        elif key not in ("params", "param_names"):
+            yield key, value
 
 
 class Updates:

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.entries import Problems, logger, speak
+from twinprobe._record.recorder import OptimizerCycle
 from twinprobe._record.writer import is_disk_error
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
 from twinprobe.errors import BadInput, MissingPackage, did_you_mean
@@ -105,8 +107,11 @@ class Watcher(ABC):
     """Counts steps and writes one row for each. It has the verbs of a recorder.
 
     A step ends with an optimizer's step. In a program that has no optimizer it ends with ``step()``, otherwise with the
-    next call of the model. Each framework's watcher reports these events.
+    next call of the model. Each framework's watcher reports these events, and measures tensors in its own way.
     """
+
+    cycle: OptimizerCycle
+    tensor_class: Any
 
     def __init__(self, config: RecordConfig) -> None:
         speak()
@@ -130,8 +135,12 @@ class Watcher(ABC):
         self._sinks = [_sink(sink, config.dump_path) for sink in config.sinks]
         self._models: list[Any] = []
         self._handles: list[Any] = []
+        self._buffers: list[tuple[str, Any, str]] = []  # a module may replace the tensor
         self._losses: dict[str, list[Any]] = {}  # by where they were seen: log(), output, backward()
         self._noted = False  # the parameters of this step
+        self._graded: set[str] = set()  # parameters whose gradients are noted in this step
+        self._first_groups: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by optimizer
+        self._groups = 0
         self._depth = 0  # of watched calls around the one at hand
         self._observing = False  # this call of the model belongs to a step that is written
         self._stay = before_exit(self.close)
@@ -149,6 +158,55 @@ class Watcher(ABC):
     @abstractmethod
     def detach(self) -> None:
         """Take the hooks away."""
+
+    @abstractmethod
+    def work(self, act: Callable[..., None], *args: Any) -> None:
+        """Run the watcher's own work: without gradients; errors are noted, never raised into the training."""
+
+    @property
+    @abstractmethod
+    def in_backward(self) -> bool:
+        """Whether a backward pass is running: what is called in it is recomputed."""
+
+    @abstractmethod
+    def is_over(self, model: Any) -> bool:
+        """Without an optimizer: whether the step before this call of the model has ended."""
+
+    @abstractmethod
+    def note_settings(self) -> None:
+        """The state of the generators of random numbers, and what changes the rounding of results."""
+
+    @abstractmethod
+    def note_input(self, name: str, tensor: Any) -> None:
+        """Digests of one input, and of real numbers the norm."""
+
+    @abstractmethod
+    def note_tensor(self, name: str, tensor: Any) -> None:
+        """A tensor of one number."""
+
+    @abstractmethod
+    def note_output(self, places: list[int], tensor: Any) -> None:
+        """Norm, largest magnitude and mean, for these series."""
+
+    @abstractmethod
+    def note_norms(self, kind: str, tensors: list[tuple[str, Any]]) -> None:
+        """The norm and the largest magnitude of each."""
+
+    @abstractmethod
+    def precision(self, tensor: Any) -> float | None:
+        """The machine epsilon of its dtype; None where it is not measured."""
+
+    @abstractmethod
+    def trained(self) -> Iterable[tuple[str, Any]]:
+        """The parameters that are trained, by name."""
+
+    @abstractmethod
+    def settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
+        """What an update uses: ``lr``, ``betas.0`` and so on, for each group."""
+
+    @abstractmethod
+    def hand_over(self, losses: list[Any]) -> None:
+        """A step is over, or an optimizer's part of it: its numbers are on their way."""
 
     def named_models(self, models: Any, kind: Any, title: str) -> Iterator[tuple[str, Any]]:
         """The models, each with the front of its names: its number where there are several."""
@@ -244,7 +302,12 @@ class Watcher(ABC):
     def log(self, **scalars: Any) -> None:
         """Numbers of the user's own for this step, among them the loss."""
         for name, value in scalars.items():
-            self.note(name, value)
+            if not isinstance(value, self.tensor_class):
+                self.note(name, value)
+            elif name == "loss":
+                self.note_loss("log", value)
+            else:
+                self.note_tensor(name, value)
 
     # -- what the hooks call ----------------------------------------------------------------------------------------
 
@@ -272,8 +335,110 @@ class Watcher(ABC):
         """One number of this step."""
         self.step.numbers.append((self.series(name), float(value)))
 
+    def enter(self, model: Any, trains: bool, args: Any, kwargs: Any) -> None:
+        """The model is called. In a training, a call without gradients is an evaluation, and no step."""
+        self._depth += 1
+        if self._depth > 1 or not self.active or self.in_backward or (self.has_optimizer and not trains):
+            return
+        if not self.has_optimizer and self.is_over(model):
+            self.end_step()
+        self._observing = self.wanted
+        first, self.step.forwards = not self.step.forwards, self.step.forwards + 1
+        if not self._observing:
+            return
+        if first:
+            self.note_settings()
+            if not self.has_optimizer:  # no hook will announce the update
+                self.note_parameters()
+        if first or any(model is whole for whole in self._models):
+            for name, tensor in named_inputs(args, kwargs, self.tensor_class):
+                self.note_input(f"input.{name}", tensor)
+
+    def output_watch(self, name: str) -> Callable[[Any], None]:
+        """What measures the output of one module."""
+        places = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
+        self.keep_residue(name)
+        eps = self.series(f"output.{name}.eps")
+
+        def measure(output: Any) -> None:
+            tensor = next(iter(tensors_in(output, self.tensor_class, [])), None)
+            precision = None if tensor is None else self.precision(tensor)
+            if precision is not None:
+                self.step.numbers.append((eps, precision))
+                self.note_output(places, tensor)
+
+        return measure
+
+    def saw_loss(self, loss: Any) -> None:
+        """A backward pass begins at this tensor."""
+        if self.in_backward or not (self.active or self.step.forwards):
+            return
+        self.step.backward = True
+        if self.wanted and isinstance(loss, self.tensor_class) and math.prod(loss.shape) == 1:
+            self.note_loss("backward", loss)
+
+    def note_loss(self, seen: str, loss: Any) -> None:
+        """A loss of this step. Several, where gradients accumulate, become their mean."""
+        self._losses.setdefault(seen, []).append(loss)
+
+    def note_parameters(self) -> None:
+        """The parameters that this step's forward has used."""
+        self._noted = True
+        self.note_norms("parameter", list(self.trained()))
+
+    def _note_buffers(self) -> None:
+        """The running statistics that this step's forward has left."""
+        held = [(name, getattr(home, attribute, None)) for name, home, attribute in self._buffers]
+        tensors = [(name, buffer) for name, buffer in held if isinstance(buffer, self.tensor_class)]
+        self.note_norms("buffer", [(name, buffer) for name, buffer in tensors if self.precision(buffer) is not None])
+
+    def begin_update(self, optimizer: Any) -> bool:
+        """An optimizer is about to step: whether it holds parameters of the model."""
+        if not self.attached or not self.cycle.holds(optimizer):
+            return False
+        if self.cycle.repeats(optimizer):
+            self._noted = False
+            self._graded.clear()
+            self.end_parts()
+        self.has_optimizer = True
+        return True
+
+    def note_gradients(self, optimizer: Any, gradients: Iterable[tuple[str, Any]]) -> None:
+        """What an update uses: gradients as exchanged between ranks, unscaled and clipped; rates, other settings."""
+        fresh = {name: gradient for name, gradient in gradients if name not in self._graded}  # two may hold the same
+        self._graded |= fresh.keys()
+        self.note_norms("gradient", list(fresh.items()))
+        settings = self.settings_of(optimizer)
+        if optimizer not in self._first_groups:
+            self._first_groups[optimizer] = self._groups
+            self._groups += len(settings)
+        for group, values in enumerate(settings, self._first_groups[optimizer]):
+            for key, value in values.items():
+                note = self.note_tensor if isinstance(value, self.tensor_class) else self.note
+                note(f"group.{group}.{key}", value)
+
+    def end_update(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        if self.cycle.completes(optimizer):
+            self.end_step()
+        elif not self.in_backward:  # many may step in one backward pass, which is never cut into two steps
+            self.work(self._hand_over)
+            self.end_part()
+
+    def _hand_over(self) -> None:
+        if self.wanted and not self._noted and self.step.forwards:
+            self.note_parameters()
+        losses = next(filter(None, map(self._losses.get, ("log", "output", "backward"))), [])
+        self._losses = {}
+        self.hand_over(losses)
+
     def end_step(self) -> None:
         """The step is over; that before it is written, since its numbers have arrived by now."""
+        if self._buffers and self.wanted and (self.step.forwards or self._parts):
+            self.work(self._note_buffers)
+        self.work(self._hand_over)
+        self._noted = False
+        self._graded.clear()
         step, wanted = self.step, self.wanted
         self.step = Step(step.number + 1)
         self._hand_to_writer([*self._parts, step], wanted)

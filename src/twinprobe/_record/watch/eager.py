@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._measure.statistics import statistics
-from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.apis import Replaced, calling
 from twinprobe._record.recorder import OptimizerCycle
-from twinprobe._record.watch import MOST_ELEMENTS, ODD, Watcher, mixed_digests, named_inputs
+from twinprobe._record.watch import MOST_ELEMENTS, ODD, Watcher, mixed_digests
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.watch import DIGEST
 
@@ -41,11 +39,8 @@ class EagerWatcher(Watcher):
         self._entries: set[int] = set()
         self._blocks: dict[int, Any] = {}
         self.parameters: dict[str, Any] = {}
-        self._buffers: list[tuple[str, Any, str]] = []  # a module may replace the tensor
+        self.tensor_class = self.recorder.tensor_class
         self.cycle = _Cycle(self)
-        self._first_groups: dict[int, int] = {}  # by the id of an optimizer: the number of its first group
-        self._groups = 0
-        self._graded: set[str] = set()  # parameters whose gradients are noted in this step
         self._updating = self.passes = 0  # of optimizers' steps, of backward passes
         self._fingerprint: Any = None
 
@@ -76,10 +71,6 @@ class EagerWatcher(Watcher):
         """The state of the generator of random numbers."""
 
     @abstractmethod
-    def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
-        """What an update uses: ``0.lr`` and so on, by group."""
-
-    @abstractmethod
     def hooks(self) -> Iterable[Any]:
         """Hook optimizers' steps and backward passes as well. Returns handles with remove()."""
 
@@ -96,7 +87,7 @@ class EagerWatcher(Watcher):
             named = {prefix + path: module for path, module, _ in self.recorder.watched_modules(model)}
             candidates += named
             for name in self._chosen(named):
-                self._blocks[id(named[name])] = self._block(name)
+                self._blocks[id(named[name])] = self.output_watch(name)
             self.parameters |= {prefix + name: parameter for name, parameter in self.parameters_of(model)}
             self._buffers += [(prefix + name, home, attribute) for name, home, attribute in self.buffers_of(model)]
         self.refuse_unmatched(candidates, candidates)
@@ -131,8 +122,7 @@ class EagerWatcher(Watcher):
         if (block is None and not entry) or self.passes:  # in a pass: recomputed
             return original(module, *args, **kwargs)
         if entry:
-            self._depth += 1
-            self.work(self._enter, bool(self.recorder.grad_enabled()), args, kwargs)
+            self.work(self.enter, module, bool(self.recorder.grad_enabled()), args, kwargs)
         try:
             output = original(module, *args, **kwargs)
             if block is not None and self._observing:
@@ -140,7 +130,7 @@ class EagerWatcher(Watcher):
             return output
         finally:
             if entry:
-                self._depth -= 1
+                self._depth = max(0, self._depth - 1)
                 self._observing = self._observing and self._depth > 0
 
     @contextmanager
@@ -152,42 +142,34 @@ class EagerWatcher(Watcher):
         finally:
             self.passes -= 1
 
+    @property
+    def in_backward(self) -> bool:
+        return self.passes > 0
+
     def work(self, act: Callable[..., None], *args: Any) -> None:
-        """Run the watcher's own work: without gradients; errors are noted, never raised into the training."""
         try:
             with self.quiet():
                 act(*args)
         except Exception as error:
             self.problems.note("watching", error)
 
-    def _enter(self, trains: bool, args: Any, kwargs: Any) -> None:
-        if self._depth > 1 or not self.active or (self.has_optimizer and not trains):
-            return
-        if not self.has_optimizer and self._is_over():
-            self.end_step()
-        self._observing = self.wanted
-        first, self.step.forwards = not self.step.forwards, self.step.forwards + 1
-        if not self._observing:
-            return
-        if first:
-            self.note("random.cpu", zlib.crc32(self.random_state()) % DIGEST)
-            for name, value in self.recorder.settings().items():
-                plain = isinstance(value, bool | int | float)
-                self.note(f"setting.{name}", value if plain else zlib.crc32(str(value).encode()) % DIGEST)
-            if not self.has_optimizer:  # no hook will announce the update
-                self.note_parameters()
-        for name, tensor in named_inputs(args, kwargs, self.recorder.tensor_class):
-            host = self.on_host(tensor)
-            if host is None or not host.data.size:
-                continue
-            samples, whole = digests(host)
-            self.note(f"input.{name}.samples", samples)
-            self.note(f"input.{name}.digest", whole)
-            if host.dtype in _EPS:
-                self.note(f"input.{name}.norm", statistics(host).norm)
+    def note_settings(self) -> None:
+        self.note("random.cpu", zlib.crc32(self.random_state()) % DIGEST)
+        for name, value in self.recorder.settings().items():
+            plain = isinstance(value, bool | int | float)
+            self.note(f"setting.{name}", value if plain else zlib.crc32(str(value).encode()) % DIGEST)
 
-    def _is_over(self) -> bool:
-        """Without an optimizer: whether the step before this call of the model has ended."""
+    def note_input(self, name: str, tensor: Any) -> None:
+        host = self.on_host(tensor)
+        if host is None or not host.data.size:
+            return
+        samples, whole = digests(host)
+        self.note(f"{name}.samples", samples)
+        self.note(f"{name}.digest", whole)
+        if host.dtype in _EPS:
+            self.note(f"{name}.norm", statistics(host).norm)
+
+    def is_over(self, _model: Any) -> bool:
         before, self._fingerprint = self._fingerprint, None
         if not self.step.forwards:
             return False
@@ -198,18 +180,21 @@ class EagerWatcher(Watcher):
         self._fingerprint = None if host is None else zlib.crc32(host.data.tobytes())
         return before is not None and before != self._fingerprint
 
-    def _block(self, name: str) -> Callable[[Any], None]:
-        places = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
-        self.keep_residue(name)
-        eps = self.series(f"output.{name}.eps")
+    def precision(self, tensor: Any) -> float | None:
+        return _EPS.get(self.dtype(tensor))
 
-        def measure(output: Any) -> None:
-            tensor = next(iter(tensors_in(output, self.recorder.tensor_class, [])), None)
-            if tensor is not None and self.dtype(tensor) in _EPS:
-                self.step.numbers.append((eps, _EPS[self.dtype(tensor)]))
-                self.measure(places, tensor)
+    def note_output(self, places: list[int], tensor: Any) -> None:
+        self.measure(places, tensor)
 
-        return measure
+    def note_norms(self, kind: str, tensors: list[tuple[str, Any]]) -> None:
+        for name, tensor in tensors:
+            self.measure([self.series(f"{kind}.{name}.{statistic}") for statistic in ("norm", "max")], tensor)
+
+    def note_tensor(self, name: str, tensor: Any) -> None:
+        self.note(name, np.asarray(tensor.numpy()).reshape(-1)[0])
+
+    def trained(self) -> Iterable[tuple[str, Any]]:
+        return self.parameters.items()
 
     def measure(self, places: Sequence[int], tensor: Any) -> None:
         """Norm, largest magnitude and perhaps the mean of a tensor, for these series."""
@@ -227,33 +212,12 @@ class EagerWatcher(Watcher):
         wide = tensor.astype("float32")
         return (wide * wide).sum().sqrt(), wide.abs().max(), wide.mean()
 
-    def saw_loss(self, loss: Any) -> None:
-        """A backward pass begins at this tensor."""
-        if self.passes or not (self.active or self.step.forwards):
-            return
-        self.step.backward = True
-        if self.wanted and isinstance(loss, self.recorder.tensor_class) and math.prod(loss.shape) == 1:
-            self._losses.setdefault("backward", []).append(loss)
-
-    def log(self, **scalars: Any) -> None:
-        for name, value in scalars.items():
-            tensor = isinstance(value, self.recorder.tensor_class)
-            if name == "loss" and tensor:
-                self._losses.setdefault("log", []).append(value)
-            else:
-                self.note(name, float(np.asarray(value.numpy()).reshape(-1)[0]) if tensor else value)
-
     # -- updates ----------------------------------------------------------------------------------------------------
 
     def update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]], act: Callable[[], Any]) -> Any:
         """An optimizer makes a step, with pairs of parameters and gradients."""
-        if self._updating or not self.attached or not self.cycle.holds(optimizer):
+        if self._updating or not self.begin_update(optimizer):
             return act()
-        if self.cycle.repeats(optimizer):
-            self._noted = False
-            self._graded.clear()
-            self.end_parts()
-        self.has_optimizer = True
         self._updating += 1
         try:
             if (self.active or self.step.forwards or self._parts) and self.wanted:
@@ -261,11 +225,7 @@ class EagerWatcher(Watcher):
             return act()
         finally:
             self._updating -= 1
-            if self.cycle.completes(optimizer):
-                self.end_step()
-            else:
-                self._hand_over()
-                self.end_part()
+            self.end_update(optimizer)
 
     @abstractmethod
     def held_by(self, optimizer: Any) -> Iterable[Any]:
@@ -275,47 +235,12 @@ class EagerWatcher(Watcher):
         if not self._noted:
             self.note_parameters()
         names = {id(parameter): name for name, parameter in self.parameters.items()}
-        for parameter, gradient in gradients:
-            name = names.get(id(parameter))
-            if name is not None and gradient is not None and name not in self._graded:  # two may hold the same
-                self._graded.add(name)
-                self.measure([self.series(f"gradient.{name}.{kind}") for kind in ("norm", "max")], gradient)
-        settings = [(*key.split(".", 1), value) for key, value in self.settings_of(optimizer)]
-        if id(optimizer) not in self._first_groups:
-            self._first_groups[id(optimizer)] = self._groups
-            self._groups += len({group for group, _, _ in settings})
-        for group, key, value in settings:
-            self.note(f"group.{self._first_groups[id(optimizer)] + int(group)}.{key}", value)
+        named = [(names.get(id(parameter)), gradient) for parameter, gradient in gradients if gradient is not None]
+        self.note_gradients(optimizer, [(name, gradient) for name, gradient in named if name is not None])
 
-    def note_parameters(self) -> None:
-        """The parameters that this step's forward has used."""
-        self._noted = True
-        for name, parameter in self.parameters.items():
-            self.measure([self.series(f"parameter.{name}.{kind}") for kind in ("norm", "max")], parameter)
-
-    def end_step(self) -> None:
-        if self._buffers and self.wanted and (self.step.forwards or self._parts):
-            self.work(self._note_buffers)
-        self._hand_over()
-        self._noted = False
-        self._graded.clear()
-        super().end_step()
-
-    def _note_buffers(self) -> None:
-        """The running statistics that this step's forward has left."""
-        for name, home, attribute in self._buffers:
-            buffer = getattr(home, attribute, None)
-            if isinstance(buffer, self.recorder.tensor_class) and self.dtype(buffer) in _EPS:
-                self.measure([self.series(f"buffer.{name}.{kind}") for kind in ("norm", "max")], buffer)
-
-    def _hand_over(self) -> None:
-        """What is known at the end of a step, or of an optimizer's part of it."""
-        if self.wanted:
-            if not self._noted and self.step.forwards:
-                self.work(self.note_parameters)
-            for loss in self._losses.get("log") or self._losses.get("backward") or []:
-                self.step.pending.append(functools.partial(_arrived, self.series("loss"), loss))
-        self._losses = {}
+    def hand_over(self, losses: list[Any]) -> None:
+        for loss in losses if self.wanted else ():
+            self.step.pending.append(functools.partial(_arrived, self.series("loss"), loss))
 
 
 class _Cycle(OptimizerCycle):

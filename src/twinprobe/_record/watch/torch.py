@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
-from twinprobe._record.torch.optimizer import Cycle
+from twinprobe._record.torch.optimizer import Cycle, settings_in
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import process_rank, rounding_settings
-from twinprobe._record.watch import Read, Watcher, named_inputs
+from twinprobe._record.watch import Read, Watcher
 from twinprobe._record.watch.torch_statistics import (
     FLOATS,
     DevicePass,
@@ -44,23 +43,21 @@ class TorchWatcher(Watcher):
     """Hooks on the model, on all optimizers and on backward(); a small tensor of numbers for each step."""
 
     rank = staticmethod(process_rank)
+    tensor_class = torch.Tensor
 
     def __init__(self, config: RecordConfig) -> None:
         super().__init__(config)
         self._backward: Any = None
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
-        self._buffers: list[tuple[str, dict[str, Any], str]] = []  # a module may replace the tensor
         self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
         self._on_host = HostPass()
         self._passes: dict[torch.device, DevicePass | None] = {}
         self._places: dict[str, dict[str, tuple[int, int]]] = {}  # series of a parameter and of its gradient
         self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
         self.cycle = Cycle()
-        # Of each optimizer: the number of its first group, and the parameters whose gradients are noted when it steps.
-        self._updates: weakref.WeakKeyDictionary[Any, tuple[int, list[tuple[str, torch.nn.Parameter]]]]
+        # Of each optimizer: the parameters whose gradients are noted when it steps.
+        self._updates: weakref.WeakKeyDictionary[Any, list[tuple[str, torch.nn.Parameter]]]
         self._updates = weakref.WeakKeyDictionary()
-        self._groups = 0
-        self._graded: set[str] = set()  # parameters whose gradients are noted in this step
         self._digests = Digests()
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
@@ -87,7 +84,7 @@ class TorchWatcher(Watcher):
                     self._hook(module, None, series)
             self._parameters += [(prefix + _unwrapped(name), parameter) for name, parameter in model.named_parameters()]
             self._buffers += [
-                (prefix + _unwrapped(f"{path}.{name}" if path else name), module._buffers, name)
+                (prefix + _unwrapped(f"{path}.{name}" if path else name), module, name)
                 for path, module in model.named_modules()
                 for name, buffer in module._buffers.items()
                 if buffer is not None and buffer.is_floating_point() and name not in module._non_persistent_buffers_set
@@ -102,7 +99,7 @@ class TorchWatcher(Watcher):
         self._backward = original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._work(self._saw_backward, tensors)
+            self.work(self.saw_loss, tensors)
             return original(tensors, *args, **kwargs)
 
         backward.__doc__, backward.__wrapped__ = original.__doc__, original  # type: ignore[attr-defined]
@@ -119,12 +116,12 @@ class TorchWatcher(Watcher):
 
     def _hook_entry(self, module: torch.nn.Module, series: Any) -> None:
         def before(module: Any, args: Any, kwargs: Any) -> None:
-            self._work(self._enter, module, args, kwargs)
+            self.work(self.enter, module, _is_grad_enabled(), args, kwargs)
 
         def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
             if series is not None:
                 series(module, args, kwargs, output)
-            self._work(self._leave, module, output)
+            self.work(self._leave, module, output)
 
         self._hook(module, before, after)
 
@@ -138,120 +135,83 @@ class TorchWatcher(Watcher):
 
     # -- what the hooks do ------------------------------------------------------------------------------------------
 
-    def _work(self, act: Callable[..., None], *args: Any) -> None:
-        """Run the watcher's own work: without gradients or modes; errors are noted, never raised into the training."""
+    @property
+    def in_backward(self) -> bool:
+        return _in_backward() >= 0
+
+    def work(self, act: Callable[..., None], *args: Any) -> None:
         gradients = _is_grad_enabled()
         if gradients:
             _set_grad_enabled(False)
         try:
             with silence():
-                act(gradients, *args)
+                act(*args)
         except Exception as error:
             self.problems.note("watching", error)
         finally:
             if gradients:
                 _set_grad_enabled(True)
 
-    def _enter(self, gradients: bool, module: Any, args: Any, kwargs: Any) -> None:
-        self._depth += 1
-        if self._depth > 1 or not self.active or _in_backward() >= 0 or _is_compiling():
-            return
-        if self.has_optimizer and not gradients:  # an evaluation in the midst of a training
-            return
-        step = self.step
-        if not self.has_optimizer and self._is_over(step, module):
-            self.end_step()
-            step = self.step
-        self._observing = self.wanted
-        first = not step.forwards
-        step.forwards += 1
-        self._version = self._first_version()
-        if not self._observing:
-            return
-        if first:
-            self._note_settings()
-            if not self.has_optimizer:  # no hook will announce the update
-                self._note_parameters()
-        if first or any(module is model for model in self._models):
-            for name, tensor in named_inputs(args, kwargs, torch.Tensor):
-                self._note_input(f"input.{name}", _local(tensor.detach()))
+    def enter(self, model: Any, trains: bool, args: Any, kwargs: Any) -> None:
+        if _is_compiling():
+            self._depth += 1
+        else:
+            super().enter(model, trains, args, kwargs)
 
-    def _is_over(self, step: Any, module: Any) -> bool:
-        """Without an optimizer: whether the step before this call of the model has ended."""
-        if not step.forwards or (not step.ended and not any(module is model for model in self._models)):
+    def is_over(self, model: Any) -> bool:
+        before, self._version = self._version, self._first_version()
+        if not self.step.forwards or not (self.step.ended or self._is_whole(model)):
             return False
-        if step.ended or not step.backward:
-            return True
         # Gradients that accumulate, or parameters that the program updates by itself?
-        return self._first_version() != self._version
+        return self.step.ended or not self.step.backward or self._version != before
+
+    def _is_whole(self, module: Any) -> bool:
+        """Whether this is what start() was given, and no part of it."""
+        return any(module is model for model in self._models)
 
     def _first_version(self) -> int | None:
         return next((parameter._version for _, parameter in self._parameters), None)
 
-    def _leave(self, _gradients: bool, module: Any, output: Any) -> None:
+    def _leave(self, module: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
         if self._depth or not self._observing:
             return
         self._observing = False
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and any(module is model for model in self._models):
-            self._note_loss("output", loss)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and self._is_whole(module):
+            self.note_loss("output", loss)
 
     def _block(self, name: str) -> Any:
         """The hook that measures the output of one module."""
-        ids = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
-        self.keep_residue(name)
-        eps = self.series(f"output.{name}.eps")
-
-        def measure(_gradients: bool, output: Any) -> None:
-            tensor = next(iter(tensors_in(output, torch.Tensor, [])), None)
-            if tensor is None or not tensor.is_floating_point() or not tensor.numel():
-                return
-            values = _local(tensor.detach())
-            self.step.numbers.append((eps, torch.finfo(values.dtype).eps))
-            if not self._once(values.device, [(ids, values)]):
-                self._values += [
-                    ([series], value) for series, value in zip(ids, output_statistics(values), strict=True)
-                ]
+        measure = self.output_watch(name)
 
         def after(_module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
             if self._observing:
-                self._work(measure, output)
+                self.work(measure, output)
 
         return after
 
-    def _saw_backward(self, _gradients: bool, tensors: Any) -> None:
-        if not (self.active or self.step.forwards) or _in_backward() >= 0:
-            return
-        self.step.backward = True
-        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1 and self.wanted:
-            self._note_loss("backward", tensors)
+    def precision(self, tensor: Any) -> float | None:
+        return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() and tensor.numel() else None
 
-    def _note_loss(self, seen: str, loss: torch.Tensor) -> None:
-        """A loss of this step. Several, where gradients accumulate, become their mean."""
-        self._losses.setdefault(seen, []).append(loss.detach())
+    def note_output(self, places: list[int], tensor: Any) -> None:
+        values = _local(tensor.detach())
+        if not self._once(values.device, [(places, values)]):
+            self._values += [([place], value) for place, value in zip(places, output_statistics(values), strict=True)]
 
-    def log(self, **scalars: Any) -> None:
-        for name, value in scalars.items():
-            if not isinstance(value, torch.Tensor):
-                self.note(name, value)
-            elif name == "loss":
-                self._note_loss("log", value)
-            else:
-                self._values.append(([self.series(name)], value.detach()))
+    def note_loss(self, seen: str, loss: Any) -> None:
+        super().note_loss(seen, loss.detach())
+
+    def note_tensor(self, name: str, tensor: Any) -> None:
+        self._values.append(([self.series(name)], tensor.detach().clone()))
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.attached or not self.cycle.holds(optimizer):
+        if not self.begin_update(optimizer):
             return
-        if self.cycle.repeats(optimizer):
-            self._noted = False
-            self._graded.clear()
-            self.end_parts()
-        self.has_optimizer = True
         # With a closure, as Lightning has one, forward and backward are still to come.
         self._late = any(callable(argument) for argument in (*args[1:], *kwargs.values()))
-        if self.active or self.step.forwards or self._parts:
-            self._work(self._note_update, optimizer, not self._late)
+        if (self.active or self.step.forwards or self._parts) and self.wanted:
+            self.work(self._note_update, optimizer)
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         if not self.attached or not self.cycle.holds(optimizer):
@@ -259,55 +219,34 @@ class TorchWatcher(Watcher):
         if self._late:
             self._late = False
             if self.step.backward and self.wanted:
-                self._work(self._note_gradients, optimizer)
-        if self.cycle.completes(optimizer):
-            self.end_step()
-        elif _in_backward() < 0:  # many optimizers may step in one backward pass, which is never cut into two steps
-            self._work(self._hand_over)
-            self.end_part()
+                self.work(self._note_gradients, optimizer)
+        self.end_update(optimizer)
 
-    def _note_update(self, _gradients: bool, optimizer: Any, with_gradients: bool) -> None:
-        if not self.wanted:
-            return
+    def _note_update(self, optimizer: Any) -> None:
         if not self._noted:
-            self._note_parameters()
-        if with_gradients:
-            self._note_gradients(False, optimizer)
+            self.note_parameters()
+        if not self._late:
+            self._note_gradients(optimizer)
 
-    def _note_parameters(self) -> None:
-        """The parameters that this step's forward has used."""
-        self._noted = True
-        self._measure("parameter", [pair for pair in self._parameters if pair[1].requires_grad])
+    def trained(self) -> Iterator[tuple[str, Any]]:
+        return (pair for pair in self._parameters if pair[1].requires_grad)
 
-    def _note_buffers(self, _gradients: bool) -> None:
-        """The running statistics that this step's forward has left."""
-        held = [(name, home.get(key)) for name, home, key in self._buffers]
-        self._measure("buffer", [(name, buffer) for name, buffer in held if isinstance(buffer, torch.Tensor)])
-
-    def _note_gradients(self, _gradients: bool, optimizer: Any) -> None:
-        """What an update uses: gradients as exchanged between ranks, unscaled and clipped; rates, other settings."""
+    def _note_gradients(self, optimizer: Any) -> None:
         if optimizer not in self._updates:
             held = _held_by(optimizer)
             if not self._updates:  # what no optimizer holds is noted with the first
                 every = held.union(*map(_held_by, self.cycle.all_alive()))
                 held |= {id(parameter) for _, parameter in self._parameters} - every
-            self._updates[optimizer] = self._groups, [pair for pair in self._parameters if id(pair[1]) in held]
-            self._groups += len(optimizer.param_groups)
-        first, own = self._updates[optimizer]
-        gradients = [(name, parameter.grad) for name, parameter in own if parameter.grad is not None]
-        if len(self._updates) > 1:  # two may hold the same parameter
-            gradients = [pair for pair in gradients if pair[0] not in self._graded]
-            self._graded.update(name for name, _ in gradients)
-        self._measure("gradient", gradients)
-        for group, key, value in _settings(optimizer):
-            name = f"group.{first + group}.{key}"
-            if isinstance(value, torch.Tensor):
-                self._values.append(([self.series(name)], value.detach().clone()))
-            else:
-                self.note(name, value)
+            self._updates[optimizer] = [pair for pair in self._parameters if id(pair[1]) in held]
+        held_here = self._updates[optimizer]
+        gradients = [(name, parameter.grad) for name, parameter in held_here if parameter.grad is not None]
+        self.note_gradients(optimizer, gradients)
 
-    def _measure(self, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """The norm and the largest magnitude of each, a few kernels for all of them."""
+    def settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
+        return [_numbers(group) for group in optimizer.param_groups]
+
+    def note_norms(self, kind: str, tensors: list[tuple[str, Any]]) -> None:
+        # A few kernels for all of them.
         places = self._places.setdefault(kind, {})
         groups: dict[tuple[torch.device, torch.dtype], list[tuple[Sequence[int], torch.Tensor]]] = {}
         for name, tensor in tensors:
@@ -344,8 +283,7 @@ class TorchWatcher(Watcher):
             return False
         return True
 
-    def _note_settings(self) -> None:
-        """The state of the generators of random numbers, and what changes the rounding of results."""
+    def note_settings(self) -> None:
         self.note("random.cpu", zlib.crc32(torch.get_rng_state().numpy()) % DIGEST)
         if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             self.note("random.cuda", zlib.crc32(torch.cuda.get_rng_state().numpy()) % DIGEST)
@@ -361,8 +299,8 @@ class TorchWatcher(Watcher):
             self._settings = settings, numbers
         self.step.numbers += self._settings[1]
 
-    def _note_input(self, name: str, tensor: torch.Tensor) -> None:
-        """Digests of one input, and of real numbers the norm."""
+    def note_input(self, name: str, tensor: Any) -> None:
+        tensor = _local(tensor.detach())
         digests = self._digests.of(tensor)
         if digests is None:
             return
@@ -376,25 +314,12 @@ class TorchWatcher(Watcher):
 
     # -- the end of a step ------------------------------------------------------------------------------------------
 
-    def end_step(self) -> None:
-        if self._buffers and self.wanted and (self.step.forwards or self._parts):
-            self._work(self._note_buffers)
-        self._work(self._hand_over)
-        self._noted = False
-        self._graded.clear()
-        super().end_step()
-
-    def _hand_over(self, _gradients: bool) -> None:
-        """Send this step's numbers to the host, all that one device has in one copy."""
-        if self.wanted and not self._noted and self.step.forwards:
-            self._note_parameters()
+    def hand_over(self, losses: list[Any]) -> None:
+        # All that one device has in one copy.
         measured = self._on_host.collect()
         arriving = [device_pass.collect() for device_pass in self._passes.values() if device_pass is not None]
         if self.wanted:
-            for seen in ("log", "output", "backward"):
-                if self._losses.get(seen):
-                    self._values += [([self.series("loss")], loss) for loss in self._losses[seen]]
-                    break
+            self._values += [([self.series("loss")], loss) for loss in losses]
             by_device: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
             for places, values in self._values:
                 here = _local(values)
@@ -407,7 +332,7 @@ class TorchWatcher(Watcher):
             for device, (series, tensors) in by_device.items():
                 self.step.pending.append(self._sent(device, series, torch.cat(tensors)))
             self.step.pending += [*arriving, lambda: measured]
-        self._values, self._losses = [], {}
+        self._values = []
 
     def _sent(self, device: torch.device, series: list[int], values: torch.Tensor) -> Read:
         """How to get these numbers one step later, when they have long arrived."""
@@ -430,16 +355,13 @@ class TorchWatcher(Watcher):
         return read
 
 
-def _settings(optimizer: Any) -> Iterator[tuple[int, str, Any]]:
-    """The numbers in the groups of an optimizer: group, ``lr`` or ``betas.1``, value."""
-    for index, group in enumerate(optimizer.param_groups):
-        for key, setting in group.items():
-            if key in ("params", "param_names"):
-                continue
-            several = isinstance(setting, list | tuple)
-            for place, value in enumerate(setting if several else [setting]):
-                if isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and value.numel() == 1):
-                    yield index, (f"{key}.{place}" if several else key), value
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """The numbers among the settings of a group of parameters: ``lr``, ``betas.0`` and so on."""
+    return {
+        key: value
+        for key, value in settings_in(group)
+        if isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }
 
 
 def _held_by(optimizer: Any) -> set[int]:
