@@ -471,3 +471,78 @@ def test_a_fault_is_not_another_way_to_what_an_optimizer_reads(tmp_path: Path, w
     assert (result.first is not None) == wrong
     if wrong:
         assert result.first.op == "Tensor.__matmul__.3.forward"
+
+
+class _Branches(nn.Module):
+    """Two convolutions that are added up, or the one that they are folded into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide: nn.Module | None = nn.Conv2d(3, 3, 3, padding=1)
+        self.narrow, self.folded, self.act = nn.Conv2d(3, 3, 1), nn.Identity(), nn.ReLU()
+
+    def fold(self, *, biases: bool = True) -> None:
+        assert isinstance(self.wide, nn.Conv2d)
+        folded, self.wide = self.wide, None
+        with torch.no_grad():
+            folded.weight[:, :, 1:2, 1:2] += self.narrow.weight
+            folded.bias += self.narrow.bias if biases else 0.0  # type: ignore[operator]
+        self.folded = folded
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.folded(x) if self.wide is None else self.wide(x) + self.narrow(x))
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_branches_folded_into_one_layer_are_compared_by_what_encloses_them(
+    tmp_path: Path, level: str, wrong: bool
+) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    for name in ("target", "golden"):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(_Branches() for _ in range(4)))
+        for place, block in enumerate(model if name == "target" else ()):
+            block.fold(biases=not wrong or place != 2)  # type: ignore[operator]
+        with torch.no_grad(), record(model, str(tmp_path / name), level=level):
+            model(x)
+    result = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert (result.first is not None) == wrong, result.summary
+    assert not wrong or result.first.module.startswith("2"), result.summary
+
+
+class _Adapted(nn.Module):
+    """A layer with a low-rank adapter beside it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.down, self.up = layer, nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+class _Projections(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in "qkvo")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.o(functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+
+
+def test_adapters_of_other_layers_are_no_parameters_that_differ(tmp_path: Path) -> None:
+    """An adapter of k is not the adapter of v with other weights: it is in one run only."""
+    x = torch.randn(2, 5, 16)
+    for name, adapted in (("target", "qk"), ("golden", "qv")):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(_Projections() for _ in range(3)))
+        for block in model:
+            for part in adapted:
+                torch.manual_seed(ord(part))
+                setattr(block, part, _Adapted(getattr(block, part)))
+        with torch.no_grad(), record(model, str(tmp_path / name), level="L0"):
+            model(x)
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden").first
+    assert found.module.startswith("0")
+    assert "parameter" not in found.sentence

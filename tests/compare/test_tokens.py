@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -340,6 +341,27 @@ def test_the_cached_value_that_was_overwritten_is_named(recordings: Recordings) 
     assert found.first.argument == "input.1"
     assert "in the cache only tokens 3 of sequence 0, 3 of sequence 1 differ" in found.first.sentence
     assert "the result differs from token 8 on" in found.first.sentence
+
+
+def test_memory_that_is_about_to_be_overwritten_is_no_noise(tmp_path: Path) -> None:
+    """What fresh memory happened to hold says nothing about the tokens behind it."""
+    program = Program("llama")
+    for layer, held in enumerate(((0.0, 4e36, -3e38), (0.25, -3e38, -0.5, 0.003))):
+
+        def through_fresh_memory(
+            _module: Any, _inputs: Any, output: torch.Tensor, held: tuple[float, float] = held
+        ) -> torch.Tensor:
+            fresh = output.new_empty(output.shape)
+            fresh.numpy()[...] = np.resize(np.float32(held), output.shape)
+            fresh[..., :16].copy_(output[..., :16])
+            fresh[..., 16:].copy_(output[..., 16:])
+            return fresh
+
+        hook = program.model.model.layers[0].mlp.register_forward_hook(through_fresh_memory)
+        with torch.no_grad(), record(program.model, str(tmp_path / str(layer)), level="mix", task="tensor"):
+            RUNS["full" if layer else "decode, cache overwritten"](program)
+        hook.remove()
+    _check(twinprobe.compare(tmp_path / "0", tmp_path / "1"), (1, 8, 0))
 
 
 def test_the_command_says_what_was_aligned_and_writes_tokens(

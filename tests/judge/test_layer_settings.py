@@ -125,3 +125,15 @@ def test_the_mode_of_an_upsampling_and_the_padding_of_a_table_are_settings() -> 
     assert built_with(nn.Upsample(scale_factor=2, mode="bilinear"))["mode"] == "bilinear"
     assert [built_with(nn.Embedding(4, 3, padding_idx=at))["padding_idx"] for at in (0, None)] == [0, "none"]
     assert "mode" not in built_with(nn.GRU(3, 4))
+
+
+def test_a_norm_left_in_training_is_named(tmp_path: Path) -> None:
+    """At level L0, where no call has the flag as an argument."""
+    runs = [run(tmp_path / str(train), nn.BatchNorm2d(6), train=train) for train in (True, False)]
+    found = twinprobe.compare(*runs).first
+    assert found.module == "norm"
+    assert "the layers are set to training: True against False" in found.sentence
+
+
+def test_training_is_noted_where_it_acts() -> None:
+    assert "training" not in built_with(nn.InstanceNorm2d(6)) | built_with(nn.GELU()) | built_with(nn.Dropout(0.1))

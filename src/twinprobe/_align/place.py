@@ -50,6 +50,8 @@ def link_places(call_links: CallLinks, *, grouped: bool = True) -> RowLinks | No
         return links
     if not walk.is_one_model() and not given:
         return _link_unlike(call_links, walk, turned)
+    doubt = "are these runs of the same model?"  # of what no layer could be aligned with: they are
+    call_links.notes[:] = [note for note in call_links.notes if not note.endswith(doubt)]
     for pair in walk.pairs():
         _link_at_place(call_links, *(pair[::-1] if turned else pair))
     call_links.follow_forward()
@@ -416,8 +418,25 @@ class _Walk:
                 for node, other in self.link.items()
                 if self.one.tree.is_module[node]
             )
-            return paired * _SHARE >= min(sizes)
+            return paired * _SHARE >= min(sizes) or self._has_levels_in_common()
         return (len(self.link) - 1) * _SHARE >= min(len(self.one.tree), len(self.other.tree)) - 1
+
+    def _has_levels_in_common(self) -> bool:
+        """Whether most of what has modules inside gives tensors of equal shapes: branches folded into one layer."""
+        sides = (self.one, self.other)
+        levels = [
+            {node for node in calls.tree.modules if any(calls.tree.is_module[inner] for inner in calls.children[node])}
+            for calls in sides
+        ]
+        shapes = [calls.fingerprints.shape_text for calls in sides]
+        alike = 0
+        for node in levels[0] & self.link.keys():
+            given = [
+                [text[row] for row in calls.fingerprints.rows(calls.tree.op[place], OUTPUT)]
+                for calls, text, place in zip(sides, shapes, (node, self.link[node]), strict=True)
+            ]
+            alike += self.link[node] in levels[1] and given[0] == given[1]
+        return alike > 1 and 2 * alike > min(map(len, levels))
 
     def _join(self, one: int, other: int) -> None:
         self.link[one] = other

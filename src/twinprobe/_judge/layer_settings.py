@@ -43,7 +43,8 @@ def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.Da
         if words:
             said = first.sentence.removeprefix(f"{first.argument}: ")
             kind = {"name": ARGUMENT, "sentence": "; ".join(words), "confidence": 0.9}
-            sentence = f"{first.argument}: the layers were built with {'; '.join(words)}; {said}"
+            how = "are set to" if words[0].startswith("training:") else "were built with"
+            sentence = f"{first.argument}: the layers {how} {'; '.join(words)}; {said}"
             return replace(summary, first=replace(first, sentence=sentence, kinds=[kind, *first.kinds]))
     if first is None and found:
         return _without_effect(summary, found, pairs)
@@ -79,7 +80,7 @@ def _differing(target: Run, golden: Run, pairs: pl.DataFrame, sides: list[Any]) 
 
 def _without_effect(summary: Summary, found: _Found, pairs: pl.DataFrame) -> Summary:
     averages = [(op, text) for op, words in found.values() for text in words if text.startswith(f"{_MOMENTUM}:")]
-    others = [(path, [text for text in words if not text.startswith(f"{_MOMENTUM}:")])
+    others = [(path, [text for text in words if not text.startswith((f"{_MOMENTUM}:", "training:"))])
               for path, (_, words) in found.items()]  # fmt: skip
     listed = [f"{path} ({'; '.join(words)})" for path, words in others if words]
     notes = list(summary.notes)

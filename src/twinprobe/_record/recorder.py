@@ -327,11 +327,13 @@ def built_with(layer: Any) -> dict[str, Any]:
         found["negative_slope"] = found.pop("alpha")
     if isinstance(found.get("approximate"), bool):
         found["approximate"] = "tanh" if found["approximate"] else "none"
-    kept = found.pop("track_running_stats", True) is not False and getattr(layer, "training", True)
-    if "momentum" in found:
-        averages = any("BatchNorm" in parent.__name__ for parent in type(layer).__mro__)
-        found = found if averages and kept else {name: value for name, value in found.items() if name != "momentum"}
-    if not getattr(layer, "training", True):
+    averages = any("BatchNorm" in parent.__name__ for parent in type(layer).__mro__)
+    averages = found.pop("track_running_stats", True) is not False and averages
+    training = getattr(layer, "training", True)
+    if not (averages and training):
+        found.pop("momentum", None)
+    found |= {"training": bool(training)} if averages else {}  # a dropout that is left on shows by itself
+    if not training:
         found.pop("p", None)
     return found
 

@@ -14,6 +14,7 @@ import numpy as np
 from twinprobe._align.token_cuts import NONE
 from twinprobe._align.tokens import TokenPairs
 from twinprobe._judge.deviation import DIFFERS
+from twinprobe._judge.flow import ignored_rows
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
@@ -186,13 +187,15 @@ def _noise_before(compared: Compared, begun: int) -> float:
     It is what rounding was seen to do there, and what it usually may: a few calls could lose any number of digits, like
     those that overwrite memory or cancel large values, and have not.
     """
-    noise = compared.judged.noise
-    if noise is None:
+    noise, flow = compared.judged.noise, compared.judged.flow
+    if noise is None or flow is None:
         return _LEAST
     before = compared.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun
     known = before & np.isfinite(noise.expected)
     usual = float(np.quantile(noise.expected[known], 0.95)) if known.any() else 0.0
     tame = known & (noise.expected <= _TAME * usual) & np.isfinite(compared.judged.error)
+    # Nor is it what fresh memory happened to hold before it was written to.
+    tame &= ~ignored_rows(flow, noise.error)
     seen = compared.judged.error[tame & (compared.judged.state != DIFFERS)]
     grain = noise.grain[np.isfinite(noise.grain)]
     return max(_LEAST, usual, float(seen.max(initial=0.0)), float(grain.max(initial=0.0)))

@@ -235,7 +235,7 @@ def pair_layers(work: Workspace, options: Sequence[tuple[Sequence[Layer], Sequen
         _, matcher, steps = best
         settled = matcher.settled(steps)
         crossing = matcher.crossing(settled) if best is not found[0] else set()
-        for step, equal in matcher.with_values(settled):
+        for step, equal in matcher.with_values(matcher.without_moved(settled)):
             matcher.link(step, BRANCHES if step in crossing else rule, equal)
 
 
@@ -272,6 +272,30 @@ class _LayerMatcher:
     def settled(self, steps: list[Step]) -> list[Step]:
         """The steps with layers that read the same tensor (q, k, v) chosen anew."""
         return settle_branches(steps, self._target_layers, self._golden_layers, self.scores)
+
+    def without_moved(self, steps: list[Step]) -> list[Step]:
+        """The steps without layers that were added beside other ones (adapters of k here, of v there): both modules
+        around them are in both runs by their names, and what else is inside is paired by them."""
+        trees = self._work.target.tree, self._work.golden.tree
+        paths = [
+            [trees[0].path[self._target_layers[step.target[0]].node] for step in steps],
+            [trees[1].path[self._golden_layers[step.golden[0]].node] for step in steps],
+        ]
+        around = [[path.rpartition(".")[0] for path in found] for found in paths]
+        moved = [one != other for one, other in zip(*around, strict=True)]
+        if not any(moved):
+            return steps
+        known = [{tree.path[node] for node in tree.modules} for tree in trees]
+        stays = [
+            {outer for path, outer, other in zip(paths[side], around[side], paths[1 - side], strict=True)
+             if outer == other or other.startswith(f"{outer}.")}
+            for side in (0, 1)
+        ]  # fmt: skip
+        return [
+            step
+            for step, away, one, other in zip(steps, moved, *around, strict=True)
+            if not (away and one in known[1] & stays[0] and other in known[0] & stays[1])
+        ]
 
     def crossing(self, steps: list[Step]) -> set[Step]:
         """The fewest steps without which all ran in the same order on both sides."""
