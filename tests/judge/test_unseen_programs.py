@@ -128,7 +128,7 @@ def test_values_in_another_order_are_named_inside_of_a_module_too(tmp_path: Path
         model(torch.randn(8, WIDTH), changed).square().mean().backward()
 
     found = compared(tmp_path, train, Joined)
-    assert "input.0: it comes from outside and holds golden's values in another order" in said(found)
+    assert "input.0: it comes from no recorded call and holds golden's values in another order" in said(found)
     assert found.first.times_noise > 1
 
 
@@ -536,3 +536,24 @@ def test_scores_that_lead_to_the_same_tokens_are_named(tmp_path: Path, setting: 
     found = compared(tmp_path, generate, lambda: transformers.GPT2LMHeadModel(config))
     assert tokens[0] == tokens[1]
     assert "only the target run makes this call" in said(found)
+
+
+def test_a_gradient_that_code_behind_a_module_made_is_not_its_own(tmp_path: Path) -> None:
+    """At L0 nobody sees what reads a result: a second head's is not the first that comes back."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.mean, self.scale = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.mean(self.body(x)), self.scale(self.body(x))
+
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        mean, scale = model(torch.randn(8, WIDTH))
+        (mean.square().mean() * (0.5 if changed else 1.0) + scale.square().mean()).backward()
+
+    found = compared(tmp_path, train, Heads, level="L0")
+    assert found.first.module == "mean"
+    assert "own code:" not in said(found)
+    assert "what is computed with this result is not recorded and differs: the loss" in said(found)

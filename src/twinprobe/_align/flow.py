@@ -352,6 +352,7 @@ _CLOSE, _CLOSE_OF_COARSE = 1e-5, 1e-4
 _CLEARLY = (
     10.0  # later steps drift: what is just too far apart to agree is not another thing, when a call makes less of it
 )
+_ANOTHER = 1e3  # nearer than so many times, a value is the same thing with an error, which later calls may dilute
 _FINE = ("float32", "float64")
 _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
@@ -389,7 +390,7 @@ class _OtherWays:
                 self._number[op] = len(siblings)
                 siblings.append(op)
                 for row in flows[0].fingerprints.rows(op, INPUT):
-                    self._takers[flows[0].value(row)].append((op, row))
+                    self._takers[self._value(row)].append((op, row))
         self._backward = [op for op, direction in enumerate(self._side.direction) if direction == BACKWARD]
         self._among = list(self._number) if among is None else [op for op in among if op in self._number]
         self._by_name = among is not None
@@ -431,7 +432,8 @@ class _OtherWays:
             # An activation in the place of another, with the same input, is a difference and not another way.
             if self._by_name and given is False and not parameters and op not in holders and self._agree_of(op, INPUT):
                 continue
-            meets = given is False and not weights and self._meets_again(op)
+            another = given is False and (outputs[0] in self._apart or self._agree(outputs[0], times=_ANOTHER) is False)
+            meets = another and not weights and self._meets_again(op)
             if not given and not meets:
                 continue
             returned, passed = self._fingerprints[0].rows(back, INPUT), self._fingerprints[0].rows(back, OUTPUT)
@@ -499,6 +501,12 @@ class _OtherWays:
             return False
         return same_but_rounding(self._fingerprints[0], row, self._fingerprints[1], self._partner[row][0], times)
 
+    def _value(self, row: int) -> Hashable:
+        """What tells a value; a single number tells itself, so that a loss is followed to what is made of it."""
+        fingerprints = self._fingerprints[0]
+        alone = fingerprints.numel[row] == 1 and fingerprints.stats[row, 3] > 0
+        return float(fingerprints.stats[row, 0]) if alone else self._flow.value(row)
+
     def _meets_again(self, op: int) -> bool:
         """Whether everything that goes on from a call leads to a call whose values agree."""
         read = {self._flow.value(row) for row in self._fingerprints[0].rows(op, INPUT)}
@@ -512,6 +520,9 @@ class _OtherWays:
                 after = self._next(call, read)
                 is_parent = after == [self._side.parents[call]]
                 agree = [self._agree_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
+                # What agrees there and not in the call behind it only ran beside.
+                agree = [same and (is_parent or not self._parts_behind(taker, read))
+                         for same, taker in zip(agree, after, strict=True)]  # fmt: skip
             if not after or len(seen) > _MOST_STEPS:
                 return False
             for taker, same in zip(after, agree, strict=True):
@@ -522,12 +533,18 @@ class _OtherWays:
                     read.update(self._flow.value(row) for row in self._fingerprints[0].rows(taker, INPUT))
         return met
 
+    def _parts_behind(self, op: int, read: set[Hashable]) -> bool:
+        own = {self._flow.value(row) for row in self._fingerprints[0].rows(op, INPUT)}
+        return any(self._agree_of(behind, INPUT) is False for behind in self._next(op, read | own))
+
     def _agree_of(self, op: int, role: int) -> bool | None:
         rows = self._fingerprints[0].rows(op, role)
         return self._agree(rows[0]) if rows else None
 
     def _takers_of(self, op: int) -> list[tuple[int, int]]:
-        values = {self._flow.value(row) for row in self._fingerprints[0].rows(op, OUTPUT)} - {None}
+        # What agrees is not what goes on: a mask or a bias that is handed through.
+        rows = [row for row in self._fingerprints[0].rows(op, OUTPUT) if not self._agree(row)]
+        values = {self._value(row) for row in rows} - {None}
         around = self._side.around(op)
         found = [taker for value in values for taker in self._takers.get(value, ())]
         found = [taker for taker in found if taker[0] > op and taker[0] not in around]

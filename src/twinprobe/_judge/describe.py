@@ -255,6 +255,10 @@ def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginnin
         only_modules = all(op.is_module for op in flow.ops if op.direction == FORWARD)
         own = "the model's own code behind its last module, or " if only_modules else ""
         return f"this gradient is the first of the backward pass: {own}the loss is computed or scaled otherwise"
+    if beginning.cause == BETWEEN and flow is not None and flow.ends_in(beginning.row):
+        return (
+            "what is computed with this result is not recorded and differs: the loss, or the model's own code behind it"
+        )
     if beginning.cause == BETWEEN and flow is not None and flow.role[beginning.row] == INPUT:
         made = int(flow.target_source[beginning.row])
         if made != NONE and made == flow.golden_source[beginning.row]:
@@ -322,7 +326,8 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
     shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
-    sketches = [sketches_of(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
+    taken = beginning.cause == OUTSIDE and evidence.mode == TENSORS  # golden's value of elsewhere may have come in
+    sketches = [sketches_of(run, pairs, side, shown, kept=taken) for run, side in ((target, "t"), (golden, "g"))]
     rows = []
     for number, at in enumerate(shown):
         row = pairs.row(at, named=True)
@@ -346,9 +351,10 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         rows=rows,
         presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
         parameters=parameters_of(golden),
-        tensors=nearby_of(golden, pairs.row(beginning.row, named=True)),
+        tensors=nearby_of(golden, pairs.row(beginning.row, named=True)) if taken or golden.sketches else [],
         counts=sizes_of(target) | sizes_of(golden),
         from_outside=_from_outside(judged.flow, beginning),
+        **({"origin": "comes from no recorded call"} if _is_later(judged.flow, beginning) else {}),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
         kept=_kept_gradient(target, golden, pairs, judged, beginning),
@@ -473,6 +479,12 @@ def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:
         return beginning.cause == OUTSIDE
     only_modules = all(op.is_module or op.direction not in (FORWARD, "") for op in flow.ops)
     return not only_modules or int(flow.start[beginning.call]) == 0
+
+
+def _is_later(flow: Flow | None, beginning: Beginning) -> bool:
+    """Whether the model has computed something before: a value that no call made may be cut or joined of others."""
+    begun = flow is not None and int(flow.start[beginning.call]) > 0
+    return begun and flow is not None and not flow.updates[beginning.call] and flow.ops[beginning.call].prefix != ""
 
 
 def _of_tensors(

@@ -106,6 +106,8 @@ class Flow:
     """Outputs of calls that only the golden run makes."""
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
+    moved: frozenset[int] = frozenset()
+    """Outputs of calls that only move values, in a run whose other one records none of these: they begin nothing."""
     unread: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Inputs that their calls do not read, whatever they hold."""
     whole: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -157,11 +159,24 @@ class Flow:
         """The last module call that had ended before an outermost one took this input; nothing where functions were
         recorded too, or no module had run."""
         owner = int(self.of_row[row])
+        takes = set(self.of_row[(self.role == INPUT) & (self.mark == self.mark[row])].tolist())
+        while self.parent[owner] in takes:  # it goes in through the module around
+            owner = int(self.parent[owner])
         forward = [call for call, op in enumerate(self.ops) if op.direction == FORWARD]
         if self.parent[owner] != NONE or any(not self.ops[call].is_module for call in forward):
             return ""
         ended = [call for call in forward if call < self.start[owner]]
         return self.ops[ended[-1]].text if ended else ""
+
+    def ends_in(self, row: int) -> bool:
+        """Whether a row is the gradient of something that no recorded call reads: code behind all of them made it."""
+        owner = int(self.of_row[row])
+        forward = NONE if owner == NONE else int(self.twin[owner])
+        if self.role[row] != INPUT or forward == NONE or self.ops[owner].direction != BACKWARD:
+            return False
+        made = (self.of_row == forward) & (self.role == OUTPUT) & (self.elements[0] == self.elements[0][row])
+        read = (self.role == INPUT) & (self.of_row > forward)
+        return bool(made.any()) and not np.isin(self.marks[0][made], self.marks[0][read]).any()
 
 
 def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
@@ -223,8 +238,23 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike, _moved(pairs),
     )  # fmt: skip
+
+
+_MOVES = (
+    r"\.(?:chunk|split|tensor_split|unbind|narrow|cat|concat|stack|transpose|permute|reshape|view|flatten|squeeze"
+    r"|unsqueeze|swapaxes|expand|broadcast_to|tile|roll|flip|gather|index_select)\.\d+\.forward\.output"
+)
+
+
+def _moved(pairs: pl.DataFrame) -> frozenset[int]:
+    alone = [(pairs[f"{other}_row"].is_null() & pairs[f"{side}_name"].str.contains(_MOVES)).arg_true()
+             for side, other in ("tg", "gt")]  # fmt: skip
+    if bool(len(alone[0])) == bool(len(alone[1])):
+        return frozenset()
+    side, rows = ("g", alone[0]) if len(alone[0]) else ("t", alone[1])
+    return frozenset() if pairs[f"{side}_name"].str.contains(_MOVES).any() else frozenset(rows.to_list())
 
 
 def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:

@@ -41,6 +41,7 @@ from twinprobe._judge.operations import (
     is_kinked,
     is_over_batch,
     operation_of,
+    roundings_of,
 )
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
@@ -129,7 +130,7 @@ def expected_errors(
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     nothing = _zero_in_theory(pairs, flow, values)
-    between = arrived(flow, values, few, nothing[0])
+    between = arrived(flow, values, few, nothing[0], settings)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
@@ -272,8 +273,7 @@ def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats,
     composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
     composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
     epsilon = np.where(composite[row_call], grain, values.epsilon)
-    coarser = settings.get(HIDDEN_PRECISION, 0.0)
-    if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
+    if coarser := settings.get(HIDDEN_PRECISION, 0.0):  # products of float32 numbers, rounded to fewer bits before
         products = np.isin(operands.family, (Family.PRODUCT, Family.ATTENTION))
         epsilon = np.where((products | composite)[row_call], np.fmax(epsilon, coarser), epsilon)
     rounding: Floats = ROUNDING * epsilon * np.sqrt(operands.roundings()[row_call])
@@ -406,7 +406,7 @@ class Operands:
         self.count = count = len(flow.ops)
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
-        self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
+        self.often: Floats = flow.each_call(lambda op: roundings_of(op, settings), np.float64)
         self.one: Bools = flow.each_call(lambda op: operation_of(op).one)
         self.listed: Bools = flow.each_call(lambda op: LISTS in op.body)
         for call, members in flow.grouped.items():

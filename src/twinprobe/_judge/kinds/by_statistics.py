@@ -317,6 +317,10 @@ def _random(suspect: Suspect) -> Kind | None:
     for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
         if not _differs(row):
             continue
+        if drops and target.zeros == golden.zeros == 0 and target.norm and golden.norm:  # both run in evaluation
+            scaled = f"nothing is dropped, and target is {shown(target.norm / golden.norm)} x golden"
+            sentence = f"{scaled}: one run scales in evaluation (downscale_in_infer)"
+            return Kind("function", sentence, 0.93, {"call": suspect.name})
         if drops and target.zeros is not None and golden.zeros is not None and not (target.zeros and golden.zeros):
             sentence = f"only one run drops elements: {target.zeros} are zero against {golden.zeros}"
             return Kind("function", sentence, 0.93, {"call": suspect.name})
@@ -349,10 +353,10 @@ def _input(suspect: Suspect) -> Kind | None:
         elif not suspect.from_outside:
             continue
         elif target.shape == golden.shape and _same_numbers(target, golden):
-            sentence = f"{row.name} comes from outside and holds golden's values in another order"
+            sentence = f"{row.name} {suspect.origin} and holds golden's values in another order"
         else:
             state = suspect.place == "optimizer" and row.name == "input.0" and api_name(suspect.name).endswith("_")
-            what = "is the optimizer's state so far" if state else "comes from outside"
+            what = "is the optimizer's state so far" if state else suspect.origin
             sentence = f"{row.name} {what} and differs: {_compared(target, golden)}"
         return Kind("input", sentence, 0.93, {"input": row.name})
     return None
