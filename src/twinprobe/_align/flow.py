@@ -520,9 +520,6 @@ class _OtherWays:
                 after = self._next(call, read)
                 is_parent = after == [self._side.parents[call]]
                 agree = [self._agree_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
-                # What agrees there and not in the call behind it only ran beside.
-                agree = [same and (is_parent or not self._parts_behind(taker, read))
-                         for same, taker in zip(agree, after, strict=True)]  # fmt: skip
             if not after or len(seen) > _MOST_STEPS:
                 return False
             for taker, same in zip(after, agree, strict=True):
@@ -532,10 +529,6 @@ class _OtherWays:
                     todo.append(taker)
                     read.update(self._flow.value(row) for row in self._fingerprints[0].rows(taker, INPUT))
         return met
-
-    def _parts_behind(self, op: int, read: set[Hashable]) -> bool:
-        own = {self._flow.value(row) for row in self._fingerprints[0].rows(op, INPUT)}
-        return any(self._agree_of(behind, INPUT) is False for behind in self._next(op, read | own))
 
     def _agree_of(self, op: int, role: int) -> bool | None:
         rows = self._fingerprints[0].rows(op, role)

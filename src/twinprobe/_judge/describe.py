@@ -345,16 +345,18 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
             role = PARAMETER
         rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))
     op = target.ops[beginning.call]
+    alone = [row for row in rows if row.role == _ROLES[PARAMETER] and None in (row.target, row.golden)]
     missing = beginning.cause == MISSING and _named(target, golden, pairs, beginning)
     suspect = Suspect(
         name=missing[1] if missing else op,
         rows=rows,
         presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
         parameters=parameters_of(golden),
-        tensors=nearby_of(golden, pairs.row(beginning.row, named=True)) if taken or golden.sketches else [],
+        own=parameters_of(target) if alone else (),
+        tensors=nearby_of(golden, pairs.row(beginning.row, named=True), kept=taken),
         counts=sizes_of(target) | sizes_of(golden),
         from_outside=_from_outside(judged.flow, beginning),
-        **({"origin": "comes from no recorded call"} if _is_later(judged.flow, beginning) else {}),
+        begun=judged.flow is not None and bool(judged.flow.start[beginning.call] > 0),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
         kept=_kept_gradient(target, golden, pairs, judged, beginning),
@@ -479,12 +481,6 @@ def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:
         return beginning.cause == OUTSIDE
     only_modules = all(op.is_module or op.direction not in (FORWARD, "") for op in flow.ops)
     return not only_modules or int(flow.start[beginning.call]) == 0
-
-
-def _is_later(flow: Flow | None, beginning: Beginning) -> bool:
-    """Whether the model has computed something before: a value that no call made may be cut or joined of others."""
-    begun = flow is not None and int(flow.start[beginning.call]) > 0
-    return begun and flow is not None and not flow.updates[beginning.call] and flow.ops[beginning.call].prefix != ""
 
 
 def _of_tensors(

@@ -415,13 +415,15 @@ class Suspect:
     presence: str = "both"  # both, target (an extra call) or golden (a missing one)
     parameters: Sequence[tuple[str, Side]] = ()
     """All parameters of the golden run, and of its other ranks, with full names: to find one that was exchanged."""
+    own: Sequence[tuple[str, Side]] = ()
+    """Those of the target run: what one layer holds here, a layer inside of it may hold there."""
     tensors: Sequence[tuple[str, Side]] = ()
     """Tensors of the golden run near this call, nearest first: one of them may be the difference, or what came in."""
     counts: Mapping[str, int] = field(default_factory=dict)  # that a factor may come from: ``{"world size": 8}``
     unpaired: Sequence[str] = ()
     """Calls near this one that only the other run makes, by name: then a call was replaced, or moved."""
     from_outside: bool = False  # the inputs that differ come from no recorded call: the batch, a mask, a state
-    origin: str = "comes from outside"  # in words: later in a run, a call that only moves values may have made it
+    begun: bool = False  # something was computed before: a call that only moves values may have made them
     place: str = ""  # the path of the enclosing module, or ``optimizer``
     kept: str = ""  # what speaks for the gradient of an earlier pass in what an optimiser reads
 
@@ -495,12 +497,14 @@ def parameters_of(run: Run) -> list[tuple[str, Side]]:
     ]
 
 
-def nearby_of(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:
+def nearby_of(run: Run, row: dict[str, Any], *, kept: bool) -> list[tuple[str, Side]]:
     """Other tensors of the same shape around a row of a run, nearest first."""
     import polars as pl
 
     at = row["g_row"]
     if at is None or row["g_shape"] is None:  # the pieces of some values fit no shape
+        return []
+    if run.sketches is None and not kept:
         return []
     first = max(0, at - _NEARBY)
     table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.operations import Family, operation_of
+from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER, OpName
 from twinprobe._runs.run import Run
@@ -238,7 +238,8 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike, _moved(pairs),
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
+        _moved(pairs) if run.settings.get(ROUGH_EXP) else frozenset(),
     )  # fmt: skip
 
 
@@ -249,12 +250,9 @@ _MOVES = (
 
 
 def _moved(pairs: pl.DataFrame) -> frozenset[int]:
-    alone = [(pairs[f"{other}_row"].is_null() & pairs[f"{side}_name"].str.contains(_MOVES)).arg_true()
-             for side, other in ("tg", "gt")]  # fmt: skip
-    if bool(len(alone[0])) == bool(len(alone[1])):
-        return frozenset()
-    side, rows = ("g", alone[0]) if len(alone[0]) else ("t", alone[1])
-    return frozenset() if pairs[f"{side}_name"].str.contains(_MOVES).any() else frozenset(rows.to_list())
+    moves = [pairs[f"{side}_name"].str.contains(_MOVES) for side in "tg"]
+    own, other = (moves[0], moves[1]) if moves[0].any() else (moves[1], moves[0])
+    return frozenset() if other.any() else frozenset(own.arg_true().to_list())
 
 
 def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:

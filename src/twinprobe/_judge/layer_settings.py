@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
 from twinprobe._judge.operations import differing_settings
 from twinprobe._judge.origin import Divergence, Summary
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTPUT_DIFFERS
+from twinprobe._judge.search import ARGUMENT, OUTPUT_DIFFERS
 from twinprobe._runs.names import FORWARD, LAYERS, parse_op
 from twinprobe._runs.run import Run
 
@@ -36,12 +36,10 @@ def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.Da
         and f" {_MOMENTUM}: " in first.sentence
     ):
         return replace(summary, first=replace(first, sentence=_no_output(first)))
-    if first is not None and first.module != IN_OPTIMIZER and first.begins in (OUTPUT_DIFFERS, MISSING, EXTRA):
-        op, row = parse_op(first.op), parse_op(first.row.partition(".output.")[0])
-        # A call inside of a layer that is another function there shows in what the layer gives.
-        path = op.body if op.is_module else first.module if first.begins == OUTPUT_DIFFERS else ""
-        path = row.body if first.begins != OUTPUT_DIFFERS and row.is_module and ".output." in first.row else path
-        words = [text for text in found.get(path, ("", []))[1] if not text.startswith(f"{_MOMENTUM}:")]
+    if first is not None and first.module != IN_OPTIMIZER and first.begins == OUTPUT_DIFFERS:
+        op = parse_op(first.op)
+        words = [text for text in found.get(op.body if op.is_module else first.module, ("", []))[1]
+                 if not text.startswith(f"{_MOMENTUM}:")]  # fmt: skip
         if words:
             said = first.sentence.removeprefix(f"{first.argument}: ")
             kind = {"name": ARGUMENT, "sentence": "; ".join(words), "confidence": 0.9}

@@ -34,6 +34,7 @@ from twinprobe._judge.inherited import (
 from twinprobe._judge.operations import (
     HIDDEN_PRECISION,
     OTHER_MODULE,
+    ROUGH_EXP,
     RUNNING_MEAN,
     RUNNING_VARIANCE,
     Family,
@@ -41,7 +42,7 @@ from twinprobe._judge.operations import (
     is_kinked,
     is_over_batch,
     operation_of,
-    roundings_of,
+    rough_roundings,
 )
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
@@ -117,9 +118,8 @@ def expected_errors(
     """Judge each row's relative error by what its call may lose and what came in.
 
     ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference;
-    ``sketched``: those whose errors are estimates from sketches.
-    ``settings``: the precision flags of the recorded run; ``step``: its number, -1 where it is not known.
-    ``measured``: the error of a third run; ``noisy``: see ``Estimate``.
+    ``sketched``: those whose errors are estimates from sketches; ``measured``: the error of a third run.
+    ``settings``: the precision flags of the run; ``step``: its number, -1 if unknown; ``noisy``: see ``Estimate``.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     error = behind_norms(flow, error, estimated & ~sketched)
@@ -406,7 +406,8 @@ class Operands:
         self.count = count = len(flow.ops)
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
-        self.often: Floats = flow.each_call(lambda op: roundings_of(op, settings), np.float64)
+        roundings = rough_roundings if settings.get(ROUGH_EXP) else lambda op: operation_of(op).roundings
+        self.often: Floats = flow.each_call(roundings, np.float64)
         self.one: Bools = flow.each_call(lambda op: operation_of(op).one)
         self.listed: Bools = flow.each_call(lambda op: LISTS in op.body)
         for call, members in flow.grouped.items():
@@ -594,7 +595,6 @@ class Operands:
         often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
         # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
         often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
-        # The error of a logarithm is relative to what it is the logarithm of.
-        often = np.maximum(often, self.path**2)
+        often = np.maximum(often, self.path**2)  # the error of a logarithm is relative to what it is the logarithm of
         rounded: Floats = np.where(self.backward, 2 * np.maximum(often, 4.0), often)
         return rounded

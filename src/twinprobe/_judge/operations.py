@@ -248,23 +248,16 @@ def _hidden_in(run: Run) -> float:
     return 2.0**-10 if hidden else 0.0
 
 
-ROUGH_EXP = "rough_exp"  # a setting: one run alone was computed by kernels whose exp is an approximation
+ROUGH_EXP = "rough_exp"  # a setting: one run alone comes from MindSpore, whose exp is an approximation
 _BY_EXP = (Family.SMOOTH, Family.EXPONENT, Family.ATTENTION, Family.LOSS)
 
 
-def rough_exp(*runs: Run) -> bool:
-    """Whether one of two runs comes from MindSpore on a CPU, and the other from another framework."""
-    return len({run.framework for run in runs}) > 1 and any(
-        run.framework == "mindspore" and run.settings.get("device", "CPU") == "CPU" for run in runs
-    )
-
-
-def roundings_of(op: OpName, settings: Mapping[str, Any]) -> float:
-    """How often an operation rounds on the way. MindSpore 2.10 computes exp, softmax and log_softmax to 6 to 40
-    epsilons on a CPU, tanh to 200 where it saturates."""
+def rough_roundings(op: OpName) -> float:
+    """How often an operation rounds where MindSpore 2.10 computes it on a CPU: exp, softmax and log_softmax to 6 to 40
+    epsilons, tanh to 200 where it saturates."""
     operation = operation_of(op)
-    rough = settings.get(ROUGH_EXP) and operation.family in _BY_EXP
-    return operation.roundings * ((1e4 if "tanh" in op.text.lower() else 64.0) if rough else 1.0)
+    times = 1e4 if "tanh" in op.text.lower() else 64.0
+    return operation.roundings * (times if operation.family in _BY_EXP else 1.0)
 
 
 _KINKED = frozenset({

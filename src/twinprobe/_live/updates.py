@@ -173,7 +173,7 @@ class Updates:
         pairs = [(sides[0][name], sides[1][name]) for name in common]
         if not pairs and all(sides):
             pairs = [(next(iter(sides[0].values())), next(iter(sides[1].values())))]
-        alike = len({model.adapter.name for model in self._models}) == 1
+        alike = self._models[0].adapter.name == self._models[1].adapter.name
         without = _KERNELS if with_effect or alike else (*_KERNELS, "eps")
         found = dict.fromkeys(words for pair in pairs for words in differing_settings(*pair, without=without))
         return "; ".join(found)

@@ -56,3 +56,27 @@ def test_models_that_share_names_are_told_apart(tmp_path: Path) -> None:
             optimizer.step()
     names = {name.partition(".fc.")[0] for name in updates(tmp_path / "run")}  # noqa: F405
     assert {"Optimizer.0", "Optimizer.1"} <= names
+
+
+def test_parameters_that_a_function_leaves_out_do_not_decay(tmp_path: Path) -> None:
+    import paddle
+
+    net = paddle.nn.Linear(3, 3)
+    kept = {net.weight.name}
+    for name, optimizer in {
+        "adamw": paddle.optimizer.AdamW(
+            0.05, parameters=net.parameters(), weight_decay=0.2, apply_decay_param_fun=kept.__contains__
+        ),
+        "lamb": paddle.optimizer.Lamb(
+            0.05, lamb_weight_decay=0.2, parameters=net.parameters(),
+            exclude_from_weight_decay_fn=lambda parameter: parameter.name not in kept,
+        ),
+    }.items():  # fmt: skip
+        with record(net, tmp_path / name, level="L0"):
+            net(paddle.ones([2, 3])).sum().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        data = updates(tmp_path / name)  # noqa: F405
+        given = {key: one["input_kwargs"] for key, one in data.items() if "input_kwargs" in one}
+        decay = {key.split(".")[1]: one["weight_decay"]["value"] for key, one in given.items() if "weight_decay" in one}
+        assert decay == {"weight": 0.2, "bias": 0.0}

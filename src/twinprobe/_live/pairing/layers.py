@@ -235,8 +235,8 @@ def _by_indices(trees: tuple[LayerTree, LayerTree], runs: tuple[LiveRun, LiveRun
                 if tensor is not None and name.call == 0:
                     key = tensor.shape, tensor.data.astype("int64").tobytes(), str(tree.sizes(name.body))
                     found[key].append(name.body)
-    both = ((paths, readers[1].get(key, [])) for key, paths in readers[0].items())
-    return [(mine[0], theirs[0]) for mine, theirs in both if len(mine) == len(theirs) == 1]
+    single = [key for key, paths in readers[0].items() if len(paths) == len(readers[1].get(key, ())) == 1]
+    return [(readers[0][key][0], readers[1][key][0]) for key in single]
 
 
 def _first_calls(run: Run) -> dict[str, str]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from itertools import permutations
 from math import prod
-
-import numpy as np
 
 from twinprobe._align.auto.fingerprints import Fingerprints
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Callee, RunCalls, dims
-from twinprobe._align.flow import Flow, other_ways, same_but_rounding
+from twinprobe._align.flow import Flow, other_ways
 from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, modules_meet, needs_help
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import fit_shapes, pairs_of
@@ -259,9 +256,13 @@ def _pair_left(call_links: CallLinks, matches: Matches) -> None:
             if role == INPUT and shapes[0] != shapes[1]:
                 continue
             rule = f"{call_links.rule[op]}, in order"
-            both = [(row, partner) for row, partner in zip(targets, goldens, strict=False)
-                    if not _becomes_the_other(call_links, row, partner)]  # fmt: skip
-            matches.rows += [(row, partner, rule) for row, partner in both]
+            # What layers of two classes give in other sizes is not the same thing: a table's rows, and a bag's sums.
+            classes = {parse_op(side.ops[call]).cls.lower() for side, call in zip(sides, (op, golden_op), strict=True)}
+            sizes = [[prod(dims(shape) or ()) for shape in side] for side in shapes]
+            both = zip(targets, goldens, *sizes, strict=False)
+            matches.rows += [
+                (row, partner, rule) for row, partner, *size in both if len(classes) == 1 or len({*size}) == 1
+            ]
             if role == OUTPUT and len(targets) != len(goldens) and call_links.target.direction[op] == FORWARD:
                 matches.notes.append(
                     f"{call_links.target.ops[op]} and {call_links.golden.ops[golden_op]} "
@@ -269,23 +270,6 @@ def _pair_left(call_links: CallLinks, matches: Matches) -> None:
                     "both have is compared"
                 )
     matches.rows.sort()
-
-
-def _becomes_the_other(call_links: CallLinks, row: int, partner: int) -> bool:
-    """Whether a result of another size becomes the other model's in a later call: a bag adds up the rows of a table."""
-    sides = call_links.target, call_links.golden
-    if None in (shapes := [dims(side.shapes[at]) for side, at in zip(sides, (row, partner), strict=True)]):
-        return False
-    if prod(shapes[0] or ()) == prod(shapes[1] or ()):
-        return False
-    for side in sides:
-        side.run.measure()  # type: ignore[attr-defined]
-    fingerprints = [Fingerprints(side) for side in sides]
-    for (one, here), (other, there) in permutations(zip(fingerprints, (row, partner), strict=True)):
-        later = np.flatnonzero(one.numel == other.numel[there])
-        if any(same_but_rounding(one, at, other, there) for at in later[later > here].tolist()):
-            return True
-    return False
 
 
 def _unpaired(side: RunCalls, paired: set[int]) -> dict[int, list[int]]:
