@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -380,6 +380,11 @@ class _OtherWays:
             if NONE not in (row, other) and place not in pairs.groups
             and (among is not None or pairs.rule[place].startswith("auto"))
         }  # fmt: skip
+        # What tells a value; a single number tells itself, so that a loss is followed to what is made of it.
+        alone = (self._fingerprints[0].numel == 1) & (self._fingerprints[0].stats[:, 3] > 0)
+        self._value: Callable[[int], Hashable] = lambda row: (
+            float(flows[0].fingerprints.stats[row, 0]) if alone[row] else flows[0].value(row)
+        )
         # Value -> calls that take it, and as what.
         self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         self._inside: dict[int, list[int]] = defaultdict(list)
@@ -500,12 +505,6 @@ class _OtherWays:
         if in_order and row in self._apart:
             return False
         return same_but_rounding(self._fingerprints[0], row, self._fingerprints[1], self._partner[row][0], times)
-
-    def _value(self, row: int) -> Hashable:
-        """What tells a value; a single number tells itself, so that a loss is followed to what is made of it."""
-        fingerprints = self._fingerprints[0]
-        alone = fingerprints.numel[row] == 1 and fingerprints.stats[row, 3] > 0
-        return float(fingerprints.stats[row, 0]) if alone else self._flow.value(row)
 
     def _meets_again(self, op: int) -> bool:
         """Whether everything that goes on from a call leads to a call whose values agree."""

@@ -328,7 +328,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
     taken = beginning.cause == OUTSIDE and evidence.mode == TENSORS  # golden's value of elsewhere may have come in
     sketches = [sketches_of(run, pairs, side, shown, kept=taken) for run, side in ((target, "t"), (golden, "g"))]
-    rows = []
+    rows, alone = [], False
     for number, at in enumerate(shown):
         row = pairs.row(at, named=True)
         role = row["t_role"] if row["t_role"] is not None else row["g_role"]
@@ -343,9 +343,9 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         name = name or whole  # a tensor of a checkpoint is a call of its own
         if at == beginning.row and beginning.cause == PARAMETER_DIFFERS:  # functions take parameters as inputs
             role = PARAMETER
+        alone |= role == PARAMETER and None in sides
         rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))
     op = target.ops[beginning.call]
-    alone = [row for row in rows if row.role == _ROLES[PARAMETER] and None in (row.target, row.golden)]
     missing = beginning.cause == MISSING and _named(target, golden, pairs, beginning)
     suspect = Suspect(
         name=missing[1] if missing else op,
