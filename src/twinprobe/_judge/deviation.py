@@ -502,9 +502,8 @@ def nearby_of(run: Run, row: dict[str, Any], *, kept: bool) -> list[tuple[str, S
     import polars as pl
 
     at = row["g_row"]
-    if at is None or row["g_shape"] is None:  # the pieces of some values fit no shape
-        return []
-    if run.sketches is None and not kept:
+    # The pieces of some values fit no shape.
+    if at is None or row["g_shape"] is None or (run.sketches is None and not kept):
         return []
     first = max(0, at - _NEARBY)
     table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)

@@ -175,8 +175,8 @@ class Flow:
         if self.role[row] != INPUT or forward == NONE or self.ops[owner].direction != BACKWARD:
             return False
         made = (self.of_row == forward) & (self.role == OUTPUT) & (self.elements[0] == self.elements[0][row])
-        read = (self.role == INPUT) & (self.of_row > forward)
-        return bool(made.any()) and not np.isin(self.marks[0][made], self.marks[0][read]).any()
+        later = self.marks[0][(self.role == INPUT) & (self.of_row > forward)]
+        return bool(made.any()) and not np.isin(self.marks[0][made], later).any()
 
 
 def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:

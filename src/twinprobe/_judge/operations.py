@@ -255,8 +255,7 @@ _BY_EXP = (Family.SMOOTH, Family.EXPONENT, Family.ATTENTION, Family.LOSS)
 def rough_roundings(op: OpName) -> float:
     """How often an operation rounds where MindSpore 2.10 computes it on a CPU: exp, softmax and log_softmax to 6 to 40
     epsilons, tanh to 200 where it saturates."""
-    operation = operation_of(op)
-    times = 1e4 if "tanh" in op.text.lower() else 64.0
+    operation, times = operation_of(op), 1e4 if "tanh" in op.text.lower() else 64.0
     return operation.roundings * (times if operation.family in _BY_EXP else 1.0)
 
 

@@ -294,8 +294,8 @@ def _missing_gradients(raw: LiveRun, base: LiveRun, rows: list[Pair], step: int)
         has = (call.body, name) in sides[0], (partner.body, partner_name) in sides[1]
         if has[0] != has[1]:
             run, at = (raw, sides[0][call.body, name]) if has[0] else (base, sides[1][partner.body, partner_name])
-            given = run.tensor(at)
-            if given is not None and not given.data.any():  # MindSpore has zeros for what no result depends on
+            # MindSpore has zeros for what no result depends on.
+            if (given := run.tensor(at)) is not None and not given.data.any():
                 continue
             why = f"only the {'raw' if has[0] else 'base'} model has a gradient here"
             tested, golden = (

@@ -326,8 +326,8 @@ def _random(suspect: Suspect) -> Kind | None:
             continue
         if drops and target.zeros == golden.zeros == 0 and target.norm and golden.norm:  # both run in evaluation
             scaled = f"nothing is dropped, and target is {shown(target.norm / golden.norm)} x golden"
-            sentence = f"{scaled}: one run scales in evaluation (downscale_in_infer)"
-            return Kind("function", sentence, 0.93, {"call": suspect.name})
+            words = f"{scaled}: one run scales in evaluation (downscale_in_infer)"
+            return Kind("function", words, 0.93)
         if drops and target.zeros is not None and golden.zeros is not None and not (target.zeros and golden.zeros):
             sentence = f"only one run drops elements: {target.zeros} are zero against {golden.zeros}"
             return Kind("function", sentence, 0.93, {"call": suspect.name})

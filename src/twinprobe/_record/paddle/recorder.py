@@ -234,9 +234,7 @@ def groups_of(optimizer: Any) -> list[Group]:
         alike: dict[tuple[float, bool], list[Any]] = {}  # a group hands its scale on to its parameters
         for parameter in group["params"]:
             scale = (getattr(parameter, "optimize_attr", None) or group).get("learning_rate", 1.0)
-            if (ratio := getattr(optimizer, "_lr_ratio", None)) is not None:  # of AdamW, as is the next
-                scale *= ratio(parameter)
-            wanted = getattr(optimizer, "_apply_decay_param_fun", None)
+            wanted = getattr(optimizer, "_apply_decay_param_fun", None)  # of AdamW
             excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)  # of Lamb
             decays = (wanted is None or wanted(parameter.name)) and not (excluded is not None and excluded(parameter))
             alike.setdefault((float(scale), bool(decays)), []).append(parameter)
