@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from models import llama_release
 from models.catalogue import CLEAN, PAIRS, build, record_run
 from models.held_out_second import HELD_OUT_SECOND
-from twinprobe import auto_diff
+from twinprobe import auto_diff, compare
 from twinprobe._align.calls import split
 from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._cli import main
@@ -251,3 +252,48 @@ def _place(run: Run, name: str) -> str:
     while not name.startswith("Module."):
         name = run.parents[name] or "Module.."
     return split(name)[0].removeprefix("Module.").rpartition(".")[0]
+
+
+class Coder(nn.Module):
+    """A variational autoencoder with a block behind it; a port has other names, and a ``fault``."""
+
+    def __init__(self, port: bool, fault: str = "") -> None:
+        super().__init__()
+        self.fault, self.names = (
+            fault,
+            ("encode", "mean", "scale", "decode") if port else ("enc", "mu", "logvar", "dec"),
+        )
+        last = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12))
+        layers = nn.Linear(12, 8), nn.Linear(8, 6), nn.Linear(8, 6), last
+        for name, layer in zip(self.names, layers, strict=True):
+            self.add_module(name, layer)
+        self.norm, self.act = nn.LayerNorm(12), nn.GELU(approximate="tanh" if fault == "gelu" else "none")
+
+    def forward(self, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        encode, mean, scale, decode = (getattr(self, name) for name in self.names)
+        hidden = torch.tanh(encode(x))
+        mu, logvar = mean(hidden), scale(hidden)
+        spread = logvar if self.fault == "std" else 0.5 * logvar
+        made = decode(mu + torch.exp(spread) * noise)
+        made = self.norm(made + 0.5 * self.act(made))
+        lost = functional.mse_loss(made, x, reduction="sum") / len(x)
+        return lost - 0.1 * (1 + logvar - mu.pow(2) - logvar.exp()).sum() / len(x)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("", ""), ("std", "only golden calls __mul__"), ("gelu", "approximate: tanh")]
+)
+def test_what_is_diluted_or_runs_beside_a_fault_is_no_other_way(tmp_path: Path, fault: str, said: str) -> None:
+    """A term of the loss that agrees meets nothing again; an error that a sum dilutes is no other value."""
+    random = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(16, 12, generator=random), torch.randn(16, 6, generator=random)
+    torch.manual_seed(0)
+    models = {"golden": Coder(port=False), "target": Coder(port=True, fault=fault)}
+    for own, other in zip(models["target"].parameters(), models["golden"].parameters(), strict=True):
+        own.data = other.data.clone()
+    for name, model in models.items():
+        with record(model, tmp_path / name, level="mix"):
+            model(x, noise).backward()
+    first = compare(*(next((tmp_path / name).rglob("dump.json")) for name in ("target", "golden"))).first
+    assert (first is None) == (not fault), first
+    assert first is None or said in first.sentence, first

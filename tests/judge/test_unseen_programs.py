@@ -128,7 +128,7 @@ def test_values_in_another_order_are_named_inside_of_a_module_too(tmp_path: Path
         model(torch.randn(8, WIDTH), changed).square().mean().backward()
 
     found = compared(tmp_path, train, Joined)
-    assert "input.0: it comes from outside and holds golden's values in another order" in said(found)
+    assert "input.0: it comes from no recorded call and holds golden's values in another order" in said(found)
     assert found.first.times_noise > 1
 
 
@@ -573,3 +573,24 @@ def test_a_result_that_goes_to_the_wrong_call_is_named(level: str, tmp_path: Pat
     assert first is not None
     assert first.module.startswith("blocks.1")
     assert "it holds what golden has in Module.near.Linear.forward.0.output.0" in first.sentence
+
+
+def test_a_gradient_that_code_behind_a_module_made_is_not_its_own(tmp_path: Path) -> None:
+    """At L0 nobody sees what reads a result: a second head's is not the first that comes back."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.mean, self.scale = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.mean(self.body(x)), self.scale(self.body(x))
+
+    def train(model: nn.Module, changed: bool, _: Any) -> None:
+        mean, scale = model(torch.randn(8, WIDTH))
+        (mean.square().mean() * (0.5 if changed else 1.0) + scale.square().mean()).backward()
+
+    found = compared(tmp_path, train, Heads, level="L0")
+    assert found.first.module == "mean"
+    assert "own code:" not in said(found)
+    assert "what is computed with this result is not recorded and differs: the loss" in said(found)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -352,6 +352,7 @@ _CLOSE, _CLOSE_OF_COARSE = 1e-5, 1e-4
 _CLEARLY = (
     10.0  # later steps drift: what is just too far apart to agree is not another thing, when a call makes less of it
 )
+_ANOTHER = 1e3  # nearer than so many times, a value is the same thing with an error, which later calls may dilute
 _FINE = ("float32", "float64")
 _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
@@ -379,6 +380,11 @@ class _OtherWays:
             if NONE not in (row, other) and place not in pairs.groups
             and (among is not None or pairs.rule[place].startswith("auto"))
         }  # fmt: skip
+        # What tells a value; a single number tells itself, so that a loss is followed to what is made of it.
+        alone = (self._fingerprints[0].numel == 1) & (self._fingerprints[0].stats[:, 3] > 0)
+        self._value: Callable[[int], Hashable] = lambda row: (
+            float(flows[0].fingerprints.stats[row, 0]) if alone[row] else flows[0].value(row)
+        )
         # Value -> calls that take it, and as what.
         self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         self._inside: dict[int, list[int]] = defaultdict(list)
@@ -389,7 +395,7 @@ class _OtherWays:
                 self._number[op] = len(siblings)
                 siblings.append(op)
                 for row in flows[0].fingerprints.rows(op, INPUT):
-                    self._takers[flows[0].value(row)].append((op, row))
+                    self._takers[self._value(row)].append((op, row))
         self._backward = [op for op, direction in enumerate(self._side.direction) if direction == BACKWARD]
         self._among = list(self._number) if among is None else [op for op in among if op in self._number]
         self._by_name = among is not None
@@ -431,7 +437,8 @@ class _OtherWays:
             # An activation in the place of another, with the same input, is a difference and not another way.
             if self._by_name and given is False and not parameters and op not in holders and self._agree_of(op, INPUT):
                 continue
-            meets = given is False and not weights and self._meets_again(op)
+            another = given is False and (outputs[0] in self._apart or self._agree(outputs[0], times=_ANOTHER) is False)
+            meets = another and not weights and self._meets_again(op)
             if not given and not meets:
                 continue
             returned, passed = self._fingerprints[0].rows(back, INPUT), self._fingerprints[0].rows(back, OUTPUT)
@@ -527,7 +534,9 @@ class _OtherWays:
         return self._agree(rows[0]) if rows else None
 
     def _takers_of(self, op: int) -> list[tuple[int, int]]:
-        values = {self._flow.value(row) for row in self._fingerprints[0].rows(op, OUTPUT)} - {None}
+        # What agrees is not what goes on: a mask or a bias that is handed through.
+        rows = [row for row in self._fingerprints[0].rows(op, OUTPUT) if not self._agree(row)]
+        values = {self._value(row) for row in rows} - {None}
         around = self._side.around(op)
         found = [taker for value in values for taker in self._takers.get(value, ())]
         found = [taker for taker in found if taker[0] > op and taker[0] not in around]

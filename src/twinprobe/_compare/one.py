@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinprobe._align.calls import epsilons
+from twinprobe._align.calls import MINDSPORE, epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, product_types
-from twinprobe._judge.operations import HIDDEN_PRECISION, hidden_precision
+from twinprobe._judge.operations import HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
@@ -169,7 +169,8 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         evidence.noise = np.fmax(
             np.where(left, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
         )
-    target.settings[HIDDEN_PRECISION] = hidden_precision(target, golden)
+    one_alone = target.framework != golden.framework and MINDSPORE in (target.framework, golden.framework)
+    target.settings |= {HIDDEN_PRECISION: hidden_precision(target, golden), ROUGH_EXP: one_alone}
     judged = judge(target, evidence, options.thresholds)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)

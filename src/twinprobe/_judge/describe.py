@@ -256,6 +256,10 @@ def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginnin
         only_modules = all(op.is_module for op in flow.ops if op.direction == FORWARD)
         own = "the model's own code behind its last module, or " if only_modules else ""
         return f"this gradient is the first of the backward pass: {own}the loss is computed or scaled otherwise"
+    if beginning.cause == BETWEEN and flow is not None and flow.ends_in(beginning.row):
+        return (
+            "what is computed with this result is not recorded and differs: the loss, or the model's own code behind it"
+        )
     if beginning.cause == BETWEEN and flow is not None and flow.role[beginning.row] == INPUT:
         made = int(flow.target_source[beginning.row])
         if made != NONE and made == flow.golden_source[beginning.row]:
@@ -323,8 +327,9 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
     shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
-    sketches = [sketches_of(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
-    rows = []
+    taken = beginning.cause == OUTSIDE and evidence.mode == TENSORS  # golden's value of elsewhere may have come in
+    sketches = [sketches_of(run, pairs, side, shown, kept=taken) for run, side in ((target, "t"), (golden, "g"))]
+    rows, alone = [], False
     for number, at in enumerate(shown):
         row = pairs.row(at, named=True)
         role = row["t_role"] if row["t_role"] is not None else row["g_role"]
@@ -339,6 +344,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         name = name or whole  # a tensor of a checkpoint is a call of its own
         if at == beginning.row and beginning.cause == PARAMETER_DIFFERS:  # functions take parameters as inputs
             role = PARAMETER
+        alone |= role == PARAMETER and None in sides
         rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))
     op = target.ops[beginning.call]
     missing = beginning.cause == MISSING and _named(target, golden, pairs, beginning)
@@ -347,9 +353,11 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         rows=rows,
         presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
         parameters=parameters_of(golden),
-        tensors=nearby_of(golden, pairs.row(beginning.row, named=True)),
+        own=parameters_of(target) if alone else (),
+        tensors=nearby_of(golden, pairs.row(beginning.row, named=True), kept=taken),
         counts=sizes_of(target) | sizes_of(golden),
         from_outside=_from_outside(judged.flow, beginning),
+        begun=judged.flow is not None and bool(judged.flow.start[beginning.call] > 0),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
         kept=_kept_gradient(target, golden, pairs, judged, beginning),

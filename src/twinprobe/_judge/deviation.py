@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims, canonicals, dims, epsilons
 from twinprobe._judge.operations import is_smooth
-from twinprobe._measure.sketch import Estimate, estimate_pairs
+from twinprobe._measure.sketch import Estimate, estimate_pairs, sketch
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs import table as tables
 from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
+from twinprobe._runs.sketches import ROW
 from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
+from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -357,6 +360,7 @@ def other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
 
 # What two runs recorded of the call at which they part and of what is near it, as the rules of kinds read it.
 
+_MOST_BYTES = 1 << 27  # of kept tensors that are sketched to find a value that went elsewhere
 _NEARBY = 400  # rows before and after: a layer of a transformer with its functions
 
 
@@ -411,12 +415,15 @@ class Suspect:
     presence: str = "both"  # both, target (an extra call) or golden (a missing one)
     parameters: Sequence[tuple[str, Side]] = ()
     """All parameters of the golden run, and of its other ranks, with full names: to find one that was exchanged."""
+    own: Sequence[tuple[str, Side]] = ()
+    """Those of the target run: what one layer holds here, a layer inside of it may hold there."""
     tensors: Sequence[tuple[str, Side]] = ()
     """Tensors of the golden run near this call, nearest first: one of them may be the difference, or what came in."""
     counts: Mapping[str, int] = field(default_factory=dict)  # that a factor may come from: ``{"world size": 8}``
     unpaired: Sequence[str] = ()
     """Calls near this one that only the other run makes, by name: then a call was replaced, or moved."""
     from_outside: bool = False  # the inputs that differ come from no recorded call: the batch, a mask, a state
+    begun: bool = False  # something was computed before: a call that only moves values may have made them
     place: str = ""  # the path of the enclosing module, or ``optimizer``
     kept: str = ""  # what speaks for the gradient of an earlier pass in what an optimiser reads
 
@@ -429,11 +436,25 @@ def shown_value(row: dict[str, Any], side: str) -> str:
     return str(text if text is not None else row[f"{side}_meaning"] or (f"{number:.6g}" if number is not None else "-"))
 
 
-def sketches_of(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
-    """The sketches of one side of these rows; None where the run has none."""
-    if run.sketches is None:
+def sketches_of(run: Run, pairs: Any, side: str, rows: list[int], *, kept: bool = False) -> Any:
+    """The sketches of one side of these rows, or of tensors that were ``kept`` instead; None where there are none."""
+    wanted = pairs[f"{side}_row"].gather(rows).fill_null(-1).to_numpy()
+    if run.sketches is None and not kept:
         return None
-    return run.sketches.of(pairs[f"{side}_row"].gather(rows).fill_null(-1).to_numpy())
+    return _of_tensors(run, wanted.tolist()) if run.sketches is None else run.sketches.of(wanted)
+
+
+def _of_tensors(run: Run, rows: Sequence[int]) -> Any:
+    """The sketches of tensors that a run has kept, of the first of them where these are large."""
+    found, left, files = np.zeros(len(rows), ROW), _MOST_BYTES, run.table["file"]
+    for place, row in enumerate(rows):
+        file = files[row] if row >= 0 and left > 0 else None
+        if file is not None:
+            with suppress(TwinProbeError, OSError):
+                tensor = run.load(file)
+                left -= tensor.data.nbytes
+                found[place] = sketch(tensor)[0]
+    return found
 
 
 def side_of(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | None:
@@ -476,22 +497,26 @@ def parameters_of(run: Run) -> list[tuple[str, Side]]:
     ]
 
 
-def nearby_of(run: Run, row: dict[str, Any]) -> list[tuple[str, Side]]:
+def nearby_of(run: Run, row: dict[str, Any], *, kept: bool) -> list[tuple[str, Side]]:
     """Other tensors of the same shape around a row of a run, nearest first."""
+    import polars as pl
+
     at = row["g_row"]
-    if at is None or row["g_shape"] is None or run.sketches is None:  # the pieces of some values fit no shape
+    # The pieces of some values fit no shape.
+    if at is None or row["g_shape"] is None or (run.sketches is None and not kept):
         return []
     first = max(0, at - _NEARBY)
     table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)
     table = table.filter((table["kind"] == TENSOR) & (table["shape"] == (row["g_shape"] or "")) & (table["at"] != at))
-    sketches = run.sketches.of(table["at"].to_numpy().astype(np.int64))
+    table = table.sort((table["at"].cast(pl.Int64) - at).abs(), maintain_order=True)
+    rows = table["at"].to_numpy().astype(np.int64)
+    sketches = _of_tensors(run, rows.tolist()) if run.sketches is None else run.sketches.of(rows)
     shape = dims(row["g_shape"]) or ()
-    found = [
-        (abs(number - at), name, Side(str(dtype or ""), shape, sketch=sketch["sums"]))
-        for (number, name, dtype), sketch in zip(table.select("at", "name", "dtype").iter_rows(), sketches, strict=True)
-        if sketch["flags"]
+    return [
+        (name, Side(str(dtype or ""), shape, sketch=own["sums"]))
+        for (name, dtype), own in zip(table.select("name", "dtype").iter_rows(), sketches, strict=True)
+        if own["flags"]
     ]
-    return [(name, side) for _, name, side in sorted(found, key=lambda one: one[0])]
 
 
 def sizes_of(run: Run) -> dict[str, int]:

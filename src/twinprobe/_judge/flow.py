@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.operations import Family, operation_of
+from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER, OpName
 from twinprobe._runs.run import Run
@@ -108,6 +108,8 @@ class Flow:
     """Rows of zeros and ones alone: masks, or which predictions were right."""
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
+    moved: frozenset[int] = frozenset()
+    """Outputs of calls that only move values, in a run whose other one records none of these: they begin nothing."""
     unread: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Inputs that their calls do not read, whatever they hold."""
     whole: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -159,11 +161,24 @@ class Flow:
         """The last module call that had ended before an outermost one took this input; nothing where functions were
         recorded too, or no module had run."""
         owner = int(self.of_row[row])
+        takes = set(self.of_row[(self.role == INPUT) & (self.mark == self.mark[row])].tolist())
+        while self.parent[owner] in takes:  # it goes in through the module around
+            owner = int(self.parent[owner])
         forward = [call for call, op in enumerate(self.ops) if op.direction == FORWARD]
         if self.parent[owner] != NONE or any(not self.ops[call].is_module for call in forward):
             return ""
         ended = [call for call in forward if call < self.start[owner]]
         return self.ops[ended[-1]].text if ended else ""
+
+    def ends_in(self, row: int) -> bool:
+        """Whether a row is the gradient of something that no recorded call reads: code behind all of them made it."""
+        owner = int(self.of_row[row])
+        forward = NONE if owner == NONE else int(self.twin[owner])
+        if self.role[row] != INPUT or forward == NONE or self.ops[owner].direction != BACKWARD:
+            return False
+        made = (self.of_row == forward) & (self.role == OUTPUT) & (self.elements[0] == self.elements[0][row])
+        later = self.marks[0][(self.role == INPUT) & (self.of_row > forward)]
+        return bool(made.any()) and not np.isin(self.marks[0][made], later).any()
 
 
 def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
@@ -226,7 +241,20 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
         in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, _hits(pairs, elements[0]), unlike,
+        _moved(pairs) if run.settings.get(ROUGH_EXP) else frozenset(),
     )  # fmt: skip
+
+
+_MOVES = (
+    r"\.(?:chunk|split|tensor_split|unbind|narrow|cat|concat|stack|transpose|permute|reshape|view|flatten|squeeze"
+    r"|unsqueeze|swapaxes|expand|broadcast_to|tile|roll|flip|gather|index_select)\.\d+\.forward\.output"
+)
+
+
+def _moved(pairs: pl.DataFrame) -> frozenset[int]:
+    moves = [pairs[f"{side}_name"].str.contains(_MOVES) for side in "tg"]
+    own, other = (moves[0], moves[1]) if moves[0].any() else (moves[1], moves[0])
+    return frozenset() if other.any() else frozenset(own.arg_true().to_list())
 
 
 def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:

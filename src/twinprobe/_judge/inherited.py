@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, WILD, bools
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import ADAPTIVE, RUNNING_MEAN, RUNNING_VARIANCE, Family, operation_of, orders, softened
+from twinprobe._judge.operations import (
+    ADAPTIVE,
+    ROUGH_EXP,
+    RUNNING_MEAN,
+    RUNNING_VARIANCE,
+    Family,
+    operation_of,
+    orders,
+    softened,
+)
 from twinprobe._runs.names import CONTAINERS, FORWARD, LISTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, VALUE
 
@@ -128,12 +137,14 @@ def flips_of(flow: Flow, values: Values, far: Bools, matched: Bools) -> Bools:
 
 
 _BETWEEN = 8.0  # roundings that code between recorded calls may add
+_ROUGH = 2.0**-17  # relative: 64 epsilons of float32, where an exp between them is an approximation
 
 
-def arrived(flow: Flow, values: Values, few: Floats, nothing: Bools) -> Floats:
+def arrived(flow: Flow, values: Values, few: Floats, nothing: Bools, settings: dict[str, Any]) -> Floats:
     """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance.
 
     ``few``: see ``shown_by_means``. ``nothing``: rows that are nothing but rounding, of which nothing else is made.
+    With ``settings`` that say so, code between modules may have taken an exp that one run approximates.
     """
     count = len(flow.ops)
     # What lies under a mask was not compared.
@@ -167,7 +178,8 @@ def arrived(flow: Flow, values: Values, few: Floats, nothing: Bools) -> Floats:
     # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
     so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
     distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
-    return distance
+    hidden = settings.get(ROUGH_EXP) and all(op.is_module for op in flow.ops if op.direction == FORWARD)
+    return np.fmax(distance, _ROUGH * values.norm) if hidden else distance
 
 
 def came_in(flow: Flow, values: Values, between: Floats) -> Floats:

@@ -37,11 +37,13 @@ from twinprobe._judge.inherited import (
 from twinprobe._judge.operations import (
     HIDDEN_PRECISION,
     OTHER_MODULE,
+    ROUGH_EXP,
     Family,
     divisor_of,
     is_kinked,
     is_over_batch,
     operation_of,
+    rough_roundings,
 )
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
@@ -118,9 +120,8 @@ def expected_errors(
     """Judge each row's relative error by what its call may lose and what came in.
 
     ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference;
-    ``sketched``: those whose errors are estimates from sketches.
-    ``settings``: the precision flags of the recorded run; ``step``: its number, -1 where it is not known.
-    ``measured``: the error of a third run; ``noisy``: see ``Estimate``.
+    ``sketched``: those whose errors are estimates from sketches; ``measured``: the error of a third run.
+    ``settings``: the precision flags of the run; ``step``: its number, -1 if unknown; ``noisy``: see ``Estimate``.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     error = behind_norms(flow, error, estimated & ~sketched)
@@ -130,7 +131,7 @@ def expected_errors(
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
     nothing = _zero_in_theory(pairs, flow, values)
-    between = arrived(flow, values, few, nothing[0])
+    between = arrived(flow, values, few, nothing[0], settings)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
@@ -275,8 +276,7 @@ def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats,
     composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
     composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
     epsilon = np.where(composite[row_call], grain, values.epsilon)
-    coarser = settings.get(HIDDEN_PRECISION, 0.0)
-    if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
+    if coarser := settings.get(HIDDEN_PRECISION, 0.0):  # products of float32 numbers, rounded to fewer bits before
         products = np.isin(operands.family, (Family.PRODUCT, Family.ATTENTION))
         epsilon = np.where((products | composite)[row_call], np.fmax(epsilon, coarser), epsilon)
     rounding: Floats = ROUNDING * epsilon * np.sqrt(operands.roundings()[row_call])
@@ -376,7 +376,8 @@ class Operands:
         self.count = count = len(flow.ops)
         self.family: Ints = flow.each_call(lambda op: operation_of(op).family, np.int64)
         self.factor: Floats = flow.each_call(lambda op: operation_of(op).factor, np.float64)
-        self.often: Floats = flow.each_call(lambda op: operation_of(op).roundings, np.float64)
+        roundings = rough_roundings if settings.get(ROUGH_EXP) else lambda op: operation_of(op).roundings
+        self.often: Floats = flow.each_call(roundings, np.float64)
         self.one: Bools = flow.each_call(lambda op: operation_of(op).one)
         self.listed: Bools = flow.each_call(lambda op: LISTS in op.body)
         for call, members in flow.grouped.items():
@@ -591,7 +592,6 @@ class Operands:
         often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
         # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
         often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
-        # The error of a logarithm is relative to what it is the logarithm of.
-        often = np.maximum(often, self.path**2)
+        often = np.maximum(often, self.path**2)  # the error of a logarithm is relative to what it is the logarithm of
         rounded: Floats = np.where(self.backward, 2 * np.maximum(often, 4.0), often)
         return rounded

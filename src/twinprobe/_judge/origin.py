@@ -429,7 +429,9 @@ def _other_loss(pairs: pl.DataFrame, paired: NDArray[np.int64]) -> Result | None
         call = pl.col(f"{side}_name").str.extract(r"^(.*\.\d+)\.forward\.output")
         alone = pairs.filter(pl.col(f"{other}_row").is_null() & pl.col(f"{side}_row").is_not_null())
         back = alone.select(pl.col(f"{side}_name").str.extract(r"^(.*\.\d+)\.backward\.")).to_series().drop_nulls()
-        last = alone.filter(
+        # A second loss, of another pass say, is not made of the first.
+        goes_on = alone.filter((pl.col(f"{side}_role") == INPUT) & (pl.col(f"{side}_max") == pairs[f"{side}_max"][own]))
+        last = alone.head(len(alone) if goes_on.height else 0).filter(
             (pl.col(f"{side}_shape") == "[]")
             & pl.col(f"{side}_dtype").str.contains("(?i)float")
             & call.is_in(back.unique().to_list())

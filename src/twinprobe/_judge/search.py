@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from twinprobe._runs.run import Run
 
-if TYPE_CHECKING:
-    pass
-
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
@@ -271,7 +268,8 @@ def when(flow: Flow, row: int) -> float:
 
 def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning:
     """An input differs that no paired call has made."""
-    made, meant = int(flow.target_source[row]), int(flow.golden_source[row])
+    sources = int(flow.target_source[row]), int(flow.golden_source[row])
+    made, meant = (NONE if source in flow.moved else source for source in sources)
     around = int(flow.parent[owner])
     forward = flow.ops[owner].direction in (FORWARD, "")
     same = flow.source[row] != NONE or flow.marks[0][row] == flow.marks[1][row]
@@ -338,6 +336,7 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
     made &= ~facts.called[np.maximum(flow.of_row, 0)]
+    made[list(flow.moved)] = False
     any_made = made.any()
     for at in np.flatnonzero(made).tolist():  # what leaves a module that both runs call is compared there
         outer = flow.parents_of(int(flow.of_row[at]))
@@ -347,6 +346,7 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     first = flow.golden_call[inside & facts.matched]
     meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
     meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
+    meant[list(flow.moved)] = False
     alike = facts.integer == facts.integer[row]
     made, meant = made & alike, meant & alike
     for alone, marks in ((made, flow.marks[0]), (meant, flow.marks[1])):
@@ -587,9 +587,7 @@ def other_modules(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Begi
     """Where one run calls another module of the same class, inside of the same module: both calls."""
     if beginning.cause not in (EXTRA, MISSING) or beginning.call == NONE:
         return None
-    shown = target.ops[beginning.call]
-    around = target.parents.get(shown)
-    found = []
+    around, found = target.parents.get(target.ops[beginning.call]), []
     for run, side, other in ((target, "t", "g"), (golden, "g", "t")):
         paired = set(pairs.filter(pairs[f"{other}_op"].is_not_null())[f"{side}_op"].drop_nulls().to_list())
         alone = (op for at, op in enumerate(run.ops) if at not in paired and run.parents.get(op) == around)

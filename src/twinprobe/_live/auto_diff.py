@@ -246,11 +246,12 @@ def _compare_models(comparison: Comparison, kept: KeptState) -> None:
         _one_step(comparison, base, raw, kept, buffers, updates, step)
         if comparison.first is not None:
             break
-    settings = updates.settings_that_differ() if updates is not None else ""
+    first = comparison.first
+    caused = first is not None and first.phase == WEIGHT_PHASE  # gradients agree, the updates do not
+    settings = updates.settings_that_differ(with_effect=caused) if updates is not None else ""
     if settings:
         words = f"a setting of the optimizer differs: {settings}"
-        first = comparison.first
-        if first is not None and first.phase == WEIGHT_PHASE:  # gradients agree, the updates do not
+        if first is not None and caused:
             comparison.first = replace(first, why=f"{words} ({first.why})")
         else:
             comparison.notes.append(words)

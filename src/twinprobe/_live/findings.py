@@ -391,9 +391,10 @@ def _times(relative: float) -> str:
     """Where one loss is a whole number of times the other, say so: a sum of so many elements against their mean."""
     if not isfinite(relative) or relative <= 0:
         return ""
-    times = 1 / (1 - relative) if relative < 1 else 1 + relative
+    less = relative < 1 - _SAME_TIMES  # of a loss of twice the base's, rounding may make a little less than one
+    times = 1 / (1 - relative) if less else 1 + relative
     whole = times >= 2 - _SAME_TIMES and abs(times - round(times)) <= _SAME_TIMES * times
-    which = ("base's", "raw's") if relative < 1 else ("raw's", "base's")
+    which = ("base's", "raw's") if less else ("raw's", "base's")
     return f": {which[0]} is {round(times)} times {which[1]}, a sum against a mean?" if whole else ""
 
 

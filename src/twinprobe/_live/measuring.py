@@ -293,6 +293,10 @@ def _missing_gradients(raw: LiveRun, base: LiveRun, rows: list[Pair], step: int)
     for row, (call, name), (partner, partner_name), rule in parameter_pairs(raw, base, rows):
         has = (call.body, name) in sides[0], (partner.body, partner_name) in sides[1]
         if has[0] != has[1]:
+            run, at = (raw, sides[0][call.body, name]) if has[0] else (base, sides[1][partner.body, partner_name])
+            # MindSpore has zeros for what no result depends on.
+            if (given := run.tensor(at)) is not None and not given.data.any():
+                continue
             why = f"only the {'raw' if has[0] else 'base'} model has a gradient here"
             tested, golden = (
                 ".".join(filter(None, (op.prefix, op.body, op.cls, GRADIENTS, "0"))) for op in (call, partner)
@@ -315,12 +319,13 @@ def parameter_pairs(
                 yield row, (call, name), parameter_of(base, golden_row), rule
 
 
-def _with_gradient(run: LiveRun) -> set[tuple[str, str]]:
-    parameters = set()
-    for op, role, name in zip(*(run.columns[column] for column in ("op", "role", "name")), strict=True):
+def _with_gradient(run: LiveRun) -> dict[tuple[str, str], int]:
+    parameters = {}
+    columns = zip(*(run.columns[column] for column in ("op", "role", "name")), strict=True)
+    for row, (op, role, name) in enumerate(columns):
         if role == GRADIENT:
             whole = parse_op(run.ops[op])
-            parameters.add((whole.body, name.removeprefix(whole.text + ".")))
+            parameters[whole.body, name.removeprefix(whole.text + ".")] = row
     return parameters
 
 

@@ -153,8 +153,11 @@ class Updates:
         why = f"{beyond} of {golden.size} elements differ" if beyond else ""
         return replace(gap, same=not beyond, why=why, mismatched=beyond)
 
-    def settings_that_differ(self) -> str:
-        """``lr: 0.002 against 0.001`` for each setting of the optimizers that differs; parameter by parameter."""
+    def settings_that_differ(self, *, with_effect: bool) -> str:
+        """``lr: 0.002 against 0.001`` for each setting of the optimizers that differs; parameter by parameter.
+
+        By eps, frameworks mean different things: it is told where parameters differ.
+        """
         sides = []
         for model, groups in zip(self._models, self._groups, strict=True):
             settings: dict[str, dict[str, Any]] = {}
@@ -170,7 +173,9 @@ class Updates:
         pairs = [(sides[0][name], sides[1][name]) for name in common]
         if not pairs and all(sides):
             pairs = [(next(iter(sides[0].values())), next(iter(sides[1].values())))]
-        found = dict.fromkeys(words for pair in pairs for words in differing_settings(*pair, without=_KERNELS))
+        alike = self._models[0].adapter.name == self._models[1].adapter.name
+        without = _KERNELS if with_effect or alike else (*_KERNELS, "eps")
+        found = dict.fromkeys(words for pair in pairs for words in differing_settings(*pair, without=without))
         return "; ".join(found)
 
     def _both(

@@ -88,3 +88,21 @@ def test_the_models_own_result_has_one_shape() -> None:
     result = auto_diff(nn.Linear(4, 3), Turned(4, 3), torch.randn(5, 4), quiet=True)
     assert not result
     assert "shape [3, 5] against [5, 3]" in result.first.findings[0].gap.why
+
+
+def test_a_table_and_the_sum_of_its_rows_are_a_bag() -> None:
+    """What a table gives has another shape than a bag's, and becomes it one call later; another sum is found."""
+
+    class Rows(nn.Module):
+        def __init__(self, bag: bool, total: str = "sum") -> None:
+            super().__init__()
+            self.table = nn.EmbeddingBag(20, 6, mode="sum") if bag else nn.Embedding(20, 6)
+            self.last, self.total = nn.Linear(6, 3), total
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            found = self.table(ids)
+            return self.last(getattr(found, self.total)(1) if found.dim() == 3 else found)
+
+    ids = torch.randint(0, 20, (7, 4), generator=torch.Generator().manual_seed(0))
+    assert auto_diff(Rows(bag=True), Rows(bag=False), ids, quiet=True)
+    assert not auto_diff(Rows(bag=True), Rows(bag=False, total="mean"), ids, quiet=True)

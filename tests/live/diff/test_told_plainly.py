@@ -161,3 +161,19 @@ def test_a_bias_that_one_model_lacks_is_where_they_part(in_raw: bool) -> None:
     result = auto_diff(net(True, True), net(True, False), x, quiet=True)
     assert result, result.first
     assert any("only base has 2.weight [6] (LayerNorm)" in note for note in result.notes)
+
+
+def test_a_value_that_goes_elsewhere_in_the_base_is_named() -> None:
+    class Residual(nn.Module):
+        def __init__(self, normed: bool) -> None:
+            super().__init__()
+            self.norm, self.inner, self.normed = nn.LayerNorm(8), nn.Linear(8, 8), normed
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.tanh()
+            normed = self.norm(x)
+            return (normed if self.normed else x) + self.inner(normed)
+
+    result = auto_diff(Residual(normed=False), Residual(normed=True), torch.randn(6, 8), quiet=True)
+    assert result.first is not None
+    assert "it holds what golden has in Module." in result.first.why

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from twinprobe import copy_weights
+from twinprobe import auto_diff, copy_weights
 from twinprobe.errors import BadInput
 from weights_bench import Case, arrays, copy_whole, scramble
 
@@ -203,3 +203,29 @@ def test_an_attention_of_ones_own_inside_a_model_gets_the_weights_of_a_built_in_
     copy_weights(target, source)
     assert torch.equal(target.attn.k_proj.weight, source.attn.in_proj_weight[8:16])
     assert torch.equal(target.attn.out_proj.weight, source.attn.out_proj.weight)
+
+
+class Tables(nn.Module):
+    """Tables of one size, looked up in another order than they are defined."""
+
+    def __init__(self, names: tuple[str, ...], bag: str, turned: bool) -> None:
+        super().__init__()
+        self.names, self.bag, self.turned = names, bag, turned
+        for name in (*names, bag):
+            self.add_module(name, nn.Embedding(20, 4))
+        self.add_module(f"{bag}_out", nn.Linear(4, 2))
+
+    def forward(self, ids: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        calls = [(name, ids[:, at]) for at, name in enumerate(self.names)] + [(self.bag, seen)]
+        found = {name: getattr(self, name)(indices) for name, indices in (calls[::-1] if self.turned else calls)}
+        joined = found[self.bag].mean(1) + sum(found[name] * (at + 1) for at, name in enumerate(self.names))
+        return getattr(self, f"{self.bag}_out")(joined)
+
+
+def test_tables_that_look_up_the_same_indices_belong_together() -> None:
+    torch.manual_seed(0)
+    base, raw = Tables(("user", "item"), "history", turned=False), Tables(("first", "second"), "past", turned=True)
+    ids, seen = torch.randint(0, 20, (6, 2)), torch.randint(0, 20, (6, 5))
+    assert auto_diff(base, raw, ((ids, seen), (ids, seen)), quiet=True)
+    for own, other in (("first", "user"), ("second", "item"), ("past", "history")):
+        assert torch.equal(getattr(raw, own).weight, getattr(base, other).weight)

@@ -116,3 +116,21 @@ def test_a_square_weight_that_was_not_transposed_is_named(
     first = twinprobe.compare(*(next((tmp_path / name).rglob("dump.json")) for name in ("paddle", "torch"))).first
     assert (first is None) == transposed, first
     assert first is None or (first.module == "1" and "it was not transposed" in first.sentence), first
+
+
+def test_a_dropout_that_scales_in_evaluation_is_named(tmp_path: Path) -> None:
+    import paddle
+    import torch
+
+    import twinprobe
+
+    values = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
+    ours = paddle.nn.Sequential(paddle.nn.Dropout(0.25, mode="downscale_in_infer"), paddle.nn.ReLU())
+    theirs = torch.nn.Sequential(torch.nn.Dropout(0.25), torch.nn.ReLU())
+    for model, x, name in ((ours, paddle.to_tensor(values.numpy()), "paddle"), (theirs, values, "torch")):
+        model.eval()
+        with twinprobe.record(model, tmp_path / name, level="L0"):
+            model(x)
+    first = twinprobe.compare(*(next((tmp_path / name).rglob("dump.json")) for name in ("paddle", "torch"))).first
+    assert first is not None
+    assert "nothing is dropped, and target is 0.75 x golden" in first.sentence

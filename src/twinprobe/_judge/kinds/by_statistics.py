@@ -125,7 +125,13 @@ def _argument(suspect: Suspect) -> Kind | None:
     for row in (row for row in suspect.rows if row.role == INPUT):
         values = [side.value if side is not None else None for side in (row.target, row.golden)]
         if row.target is None and row.name not in alone and row.golden is not None and row.golden.value is None:
-            if row.golden.shape not in shapes:
+            again = (
+                one for one in suspect.rows if one.role == INPUT and one.target is not None and one.golden is not None
+            )
+            # The same tensor once more, as queries, keys and values say, is nothing that was left out.
+            if row.golden.shape not in shapes and not any(
+                _same_numbers(row.golden, one.golden) for one in again if one.golden
+            ):
                 found.append((row.name, "not given", f"a tensor {list(row.golden.shape)}"))
             continue
         if values == [None, None] or _same_text(*values):
@@ -215,8 +221,9 @@ def _in_one_run(suspect: Suspect) -> Kind | None:
         side = row.golden if row.target is None else row.target
         if row.role != PARAMETER or None not in (row.target, row.golden) or side is None:
             continue
-        who = "golden" if row.target is None else "the target"
-        if side.value is None and _constant(side) not in (0.0, 1.0):
+        who, others = ("golden", suspect.own) if row.target is None else ("the target", suspect.parameters)
+        held = any(sorted(other.shape) == sorted(side.shape) and _same_numbers(side, other) for _, other in others)
+        if side.value is None and _constant(side) not in (0.0, 1.0) and not held:
             words = f"only {who} has {row.name.removeprefix('parameters.')} {list(side.shape)}"
             return Kind("parameter", words, 0.95, {"parameter": row.name})
     return None
@@ -317,6 +324,10 @@ def _random(suspect: Suspect) -> Kind | None:
     for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
         if not _differs(row):
             continue
+        if drops and target.zeros == golden.zeros == 0 and target.norm and golden.norm:  # both run in evaluation
+            scaled = f"nothing is dropped, and target is {shown(target.norm / golden.norm)} x golden"
+            words = f"{scaled}: one run scales in evaluation (downscale_in_infer)"
+            return Kind("function", words, 0.93)
         if drops and target.zeros is not None and golden.zeros is not None and not (target.zeros and golden.zeros):
             sentence = f"only one run drops elements: {target.zeros} are zero against {golden.zeros}"
             return Kind("function", sentence, 0.93, {"call": suspect.name})
@@ -339,6 +350,9 @@ def _input(suspect: Suspect) -> Kind | None:
     for row, target, golden in _rows(suspect, INPUT):
         if not _differs(row):
             continue
+        origin = (
+            "comes from no recorded call" if suspect.begun and suspect.place != "optimizer" else "comes from outside"
+        )
         if suspect.kept:
             sentence = f"{row.name} {suspect.kept}: is zero_grad missing?"
         elif (name := _exchanged(suspect, row, target)) is not None:
@@ -349,10 +363,10 @@ def _input(suspect: Suspect) -> Kind | None:
         elif not suspect.from_outside:
             continue
         elif target.shape == golden.shape and _same_numbers(target, golden):
-            sentence = f"{row.name} comes from outside and holds golden's values in another order"
+            sentence = f"{row.name} {origin} and holds golden's values in another order"
         else:
             state = suspect.place == "optimizer" and row.name == "input.0" and api_name(suspect.name).endswith("_")
-            what = "is the optimizer's state so far" if state else "comes from outside"
+            what = "is the optimizer's state so far" if state else origin
             sentence = f"{row.name} {what} and differs: {_compared(target, golden)}"
         return Kind("input", sentence, 0.93, {"input": row.name})
     return None

@@ -26,7 +26,7 @@ from twinprobe._live.frameworks.adapter import (
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.memory.engine import RecorderPool
-from twinprobe._record.mindspore.recorder import MindSporeRecorder, groups_of
+from twinprobe._record.mindspore.recorder import MindSporeRecorder, groups_of_a_step
 from twinprobe._runs.tensors.elements import HostTensor
 
 
@@ -90,7 +90,7 @@ class MindSporeAdapter(Adapter):
     def settings(self, optimizer: Any, /) -> list[tuple[list[Any], dict[str, Any]]]:
         if not isinstance(optimizer, nn.Optimizer | ms.experimental.optim.Optimizer):
             return []
-        return [(group.parameters, group.settings) for group in groups_of(optimizer)]
+        return [(group.parameters, group.settings) for group in groups_of_a_step(optimizer)]
 
     def step(self, model: Any, optimizer: Any, /) -> None:
         gradients = self._gradients.get(model, {})

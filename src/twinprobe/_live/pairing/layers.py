@@ -53,8 +53,8 @@ class LayerTree:
         return [path for path, weights in self.weights.items() if weights]
 
     def sizes(self, path: str) -> list[list[int]]:
-        """What the weights of a layer look like, transposed or not."""
-        return sorted(sorted(int(size) for size in tensor.shape) for tensor in self.weights[path].values())
+        """What the weights of a layer look like, transposed or not; MindSpore's Conv1d has an axis of one more."""
+        return sorted(sorted(int(size) for size in tensor.shape if size != 1) for tensor in self.weights[path].values())
 
 
 def structure(tree: LayerTree) -> Run:
@@ -197,6 +197,9 @@ def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run
             for path in target.holding
             if path in holding[1] and path not in taken and target.sizes(path) == source.sizes(path)
         ]
+    if isinstance(target_run, LiveRun) and isinstance(source_run, LiveRun):
+        taken = {path for pair in known for path in pair}
+        known += [pair for pair in _by_indices(target, source, target_run, source_run) if not taken.intersection(pair)]
     names = [_first_calls(run) for run in (target_run, source_run)]
     given = [
         (names[0][path], names[1][partner])
@@ -217,6 +220,23 @@ def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run
     if target.weights.get("") and source.weights.get(""):
         pairs.append(("", ""))
     return list(dict.fromkeys(pairs))
+
+
+def _by_indices(target: LayerTree, source: LayerTree, target_run: LiveRun, source_run: LiveRun) -> list[Pair]:
+    """Tables that look up the same indices, where no other of that size does: the order of calls tells less."""
+    readers: list[dict[object, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for tree, run, found in zip((target, source), (target_run, source_run), readers, strict=True):
+        names = [parse_op(name) for name in run.ops]
+        for row, (op, role) in enumerate(zip(run.columns["op"], run.columns["role"], strict=True)):
+            name = names[op]
+            if role == INPUT and name.is_module and name.direction == FORWARD and tree.weights.get(name.body):
+                tensor = run.tensor(row) if "int" in str(run.columns["dtype"][row]).lower() else None
+                if tensor is not None and name.call == 0:
+                    found[tensor.shape, tensor.data.astype("int64").tobytes(), str(tree.sizes(name.body))].append(
+                        name.body
+                    )
+    single = [key for key, paths in readers[0].items() if len(paths) == len(readers[1].get(key, ())) == 1]
+    return [(readers[0][key][0], readers[1][key][0]) for key in single]
 
 
 def _first_calls(run: Run) -> dict[str, str]:

@@ -8,7 +8,7 @@ from math import prod
 
 from twinprobe._align.auto.fingerprints import Fingerprints
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
-from twinprobe._align.calls import MINDSPORE, Callee, RunCalls
+from twinprobe._align.calls import MINDSPORE, Callee, RunCalls, dims
 from twinprobe._align.flow import Flow, other_ways
 from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, modules_meet, needs_help
 from twinprobe._align.place import link_places
@@ -256,7 +256,13 @@ def _pair_left(call_links: CallLinks, matches: Matches) -> None:
             if role == INPUT and shapes[0] != shapes[1]:
                 continue
             rule = f"{call_links.rule[op]}, in order"
-            matches.rows += [(row, partner, rule) for row, partner in zip(targets, goldens, strict=False)]
+            # What layers of two classes give in other sizes is not the same thing: a table's rows, and a bag's sums.
+            classes = {parse_op(side.ops[call]).cls.lower() for side, call in zip(sides, (op, golden_op), strict=True)}
+            sizes = [[prod(dims(shape) or ()) for shape in side] for side in shapes]
+            both = zip(targets, goldens, *sizes, strict=False)
+            matches.rows += [
+                (row, partner, rule) for row, partner, *size in both if len(classes) == 1 or len({*size}) == 1
+            ]
             if role == OUTPUT and len(targets) != len(goldens) and call_links.target.direction[op] == FORWARD:
                 matches.notes.append(
                     f"{call_links.target.ops[op]} and {call_links.golden.ops[golden_op]} return different numbers of "

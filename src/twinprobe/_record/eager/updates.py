@@ -44,16 +44,21 @@ class Updates:
         self.wanted = recorder.config.optimizer and recorder.config.measures
 
     def follow(self, models: Iterable[Any]) -> None:
-        """Parameters get the names that they have in these models."""
-        recorder = self._recorder
-        self._names = {}
+        """Parameters get the names that they have in these models, behind their position where models share names."""
+        recorder, own = self._recorder, list[dict[int, Named]]()
         for model in models:
+            own.append({})
             # Few frameworks count a model among its own modules; it may have parameters of its own all the same.
             for path, module, compiled in [("", model, False), *recorder.watched_modules(model)]:
                 front = f"{path}." if path and module is not model else ""
                 for name, parameter in recorder.own_parameters(module, compiled).items():
                     # The outermost name: Paddle's recurrent layers and their cells hold the same parameters.
-                    self._names.setdefault(id(parameter), (front + name, recorder.layout_of(module, name)))
+                    own[-1].setdefault(id(parameter), (front + name, recorder.layout_of(module, name)))
+        several = len({name for names in own for name, _ in names.values()}) < sum(map(len, own))
+        self._names = {
+            one: (f"{position}.{name}" if several else name, mark)
+            for position, names in reversed(list(enumerate(own))) for one, (name, mark) in names.items()
+        }  # fmt: skip
 
     def forget(self) -> None:
         """The recording stops."""

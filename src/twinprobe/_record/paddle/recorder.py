@@ -204,7 +204,7 @@ class PaddleRecorder(EagerRecorder):
 _SETTINGS = {
     "_beta1": "betas.0", "_beta2": "betas.1", "_epsilon": "eps", "_momentum": "momentum", "_rho": "rho",
     "regularization": "weight_decay", "_weight_decay": "weight_decay", "_regularization_coeff": "weight_decay",
-    "_use_nesterov": "nesterov", "_amsgrad": "amsgrad",
+    "_lamb_weight_decay": "weight_decay", "_use_nesterov": "nesterov", "_amsgrad": "amsgrad",
 }  # fmt: skip
 
 
@@ -231,11 +231,15 @@ def groups_of(optimizer: Any) -> list[Group]:
         own = [("weight_decay", group.get(name)) for name in ("regularization_coeff", "weight_decay")]
         plain = {key: getattr(value, "_coeff", value) for key, value in (*shared, *own) if value is not None}
         settings |= {key: value for key, value in plain.items() if isinstance(value, bool | int | float)}
-        by_scale: dict[float, list[Any]] = {}  # a group hands its scale on to its parameters
+        alike: dict[tuple[float, bool], list[Any]] = {}  # a group hands its scale on to its parameters
         for parameter in group["params"]:
             scale = (getattr(parameter, "optimize_attr", None) or group).get("learning_rate", 1.0)
-            by_scale.setdefault(float(scale), []).append(parameter)
-        made += [Group(held, {"lr": rate * scale, **settings}) for scale, held in by_scale.items()]
+            wanted = getattr(optimizer, "_apply_decay_param_fun", None)  # of AdamW
+            excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)  # of Lamb
+            decays = (wanted is None or wanted(parameter.name)) and not (excluded is not None and excluded(parameter))
+            alike.setdefault((float(scale), bool(decays)), []).append(parameter)
+        made += [Group(held, {"lr": rate * scale, **settings, **({} if decays else {"weight_decay": 0.0})})
+                 for (scale, decays), held in alike.items()]  # fmt: skip
     return made
 
 
