@@ -405,6 +405,11 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
             _push_mode(mode)
         self.attached = True
 
+    @property
+    def is_aside(self) -> bool:
+        """Whether a compiled region runs, or what it could not compile."""
+        return self._aside > 0
+
     def step_aside(self) -> None:
         """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
         self._recorder.work("measuring", self._recorder.registry.settle)  # its writes go unseen
