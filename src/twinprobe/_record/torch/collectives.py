@@ -96,8 +96,10 @@ class Collectives:
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
+            if torch.compiler.is_compiling():  # first: what follows would be compiled as well
+                return original(*args, **kwargs)
             if not recorder.active or recorder.muted or self.inside or recorder.mode.is_aside:
-                return original(*args, **kwargs)  # the compiler would compile what is called around it as well
+                return original(*args, **kwargs)
             return self.record(name, original, args, kwargs, sys._getframe(1), kwargs)
 
         return wrapped
