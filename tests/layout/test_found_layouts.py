@@ -201,3 +201,19 @@ def test_layers_of_several_stages_on_a_rank_may_be_numbered_through(tmp_path: Pa
     found = json.loads(capsys.readouterr().out)["ranks"]
     assert [one["first"] for one in found] == [None, None]
     assert [one["matched"] for one in found] == [8, 8]
+
+
+def test_edges_of_graphs_are_no_sequences(tmp_path: Path, capsys: Capture) -> None:
+    """Each rank has some of the nodes, and the edges between them, which count from its own first node."""
+    edges = np.stack([WORDS[0] % 4, WORDS[1] % 4])
+    first, second = "Module.inp.Linear.forward.0", "Module.message.Message.forward.0"
+
+    def calls(nodes: np.ndarray, own: np.ndarray) -> Calls:
+        return {first: {"input.0": nodes, "output.0": nodes}, second: {"input.0": nodes, "input.1": own}}
+
+    record(tmp_path / "g" / "step0" / "proc1", calls(VALUES, np.concatenate([edges, edges + 4], axis=1)))
+    for rank, nodes in enumerate(np.split(VALUES, 2)):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls(nodes, edges))
+    found = compared(tmp_path, capsys, "")
+    assert "target: 2 ranks, layout dp=2 (found)" in found["notes"]
+    assert found["first"] is None

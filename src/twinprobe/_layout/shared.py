@@ -177,7 +177,7 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
         if role == INPUT and row in partners and not read and all(map(_counts, pieces := whole.pieces_of(row))):
             found |= {row} if dims(other.table["shape"][partners[row]]) != pieces[0].shape else set()
         elif (
-            role == INPUT and row in partners and whole.layout.cp == 1 and not _READ.search(op)
+            role in (INPUT, OUTPUT) and row in partners and whole.layout.cp == 1 and not _READ.search(op)
             and not _NUMBERED.search(parse_op(op).cls) and _begins_anew(whole, row, other, partners[row])
         ):  # fmt: skip
             found.add(row)
