@@ -398,3 +398,21 @@ def test_the_rank_of_a_gradient_is_named_though_all_are_means_of_their_own_parts
     first = compared(tmp_path, capsys, "dp=2")["first"]
     assert first["op"] == name
     assert first["sentence"].endswith("rank 1's shard differs")
+
+
+def test_modules_that_are_called_twice_and_come_back_once_are_no_micro_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first call of a generator is for its critic alone."""
+    noise, name = np.random.default_rng(5).standard_normal((8, 8), dtype=np.float32), "Module.maker.Linear"
+
+    def calls(own: np.ndarray) -> dict[str, Any]:
+        again = {"input.0": own[::-1].copy(), "output.0": own}
+        return {f"{name}.forward.0": {"input.0": own, "output.0": own}, f"{name}.forward.1": again,
+                f"{name}.backward.1": {"input.0": own, "output.0": own}}  # fmt: skip
+
+    record(tmp_path / "g" / "step0" / "proc1", calls(noise))
+    for rank, own in enumerate(np.split(noise, 2)):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls(own))
+    notes = compared(tmp_path, capsys, "dp=2")["notes"]
+    assert not any("micro" in note for note in notes)

@@ -144,6 +144,8 @@ def _one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision:
     """
     close = max(_SAME_FACTOR, _EPSILONS * precision)
     differ = np.abs(every - 1) >= close
+    if not differ.any():
+        return []
     factors = every[differ]
     usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
     if not usual or np.mean(np.abs(factors / usual - 1) < close) < _MOST_GRADIENTS:
