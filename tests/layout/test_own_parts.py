@@ -264,3 +264,15 @@ def test_offsets_count_from_where_the_part_of_a_rank_begins(
         assert (found["first"]["op"], found["first"]["argument"]) == (bags, "input.0")
     else:
         assert found["first"]["op"] == NORM
+
+
+def test_samples_in_another_order_than_their_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the model is given comes before the loss, where the difference is first seen."""
+    samples = random(19, 64, 16)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"input.0": samples}, NORM: {"output.0": samples}})
+    for rank, own in enumerate(np.split(samples, 2)):
+        given, wrong = own[::-1].copy() if rank else own, own * np.float32(1 + rank / 2)
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: {"input.0": given}, NORM: {"output.0": wrong}})
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert (first["op"], first["argument"]) == (UP, "input.0")
+    assert "differs on rank 1" in first["sentence"]
