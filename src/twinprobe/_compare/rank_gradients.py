@@ -16,7 +16,6 @@ from twinprobe._align.calls import epsilon
 from twinprobe._align.links import NONE
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.search import OUTSIDE
 from twinprobe._layout.ranks import micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
 from twinprobe._layout.sketched.earlier import moved
@@ -92,19 +91,19 @@ def not_shared(comparison: Comparison, findings: Sequence[str]) -> Divergence | 
     whole, pairs = comparison.target, comparison.evidence.pairs
     if comparison.summary.first is not None or not isinstance(whole, Whole) or whole.path.name != OPTIMIZER_FILE:
         return None
-    for text in findings:
-        name, _, said = text.partition(": ")
-        op = name.removesuffix(".input.0")
-        alike = op != name and not any(one.startswith(f"{op}.parameters.before: ") for one in findings)
-        if not alike or op.startswith(TOTAL_NORM) or not (NOT_GOLDENS in said or NOTHING in said or UNREDUCED in said):
-            continue
-        row = int(np.flatnonzero((pairs["t_name"] == name).to_numpy())[0])
-        norms = [piece.stats[3] or 0.0 for piece in whole.pieces_of(pairs["t_row"][row])]
-        if max(norms) - min(norms) > _OTHER_ORDER * epsilon(pairs["t_dtype"][row]) * max(norms):
-            size = f"norm {min(norms):.4g} to {max(norms):.4g}"
-            words = f"input.0: ranks are given other gradients of one parameter: {size}"
-            return Divergence(op, name, pairs["g_name"][row], "", {}, {}, None, words, "injected", row,
-                              parse_op(op).body.rpartition(".")[0], "input.0", OUTSIDE)  # fmt: skip
+    apart = {name for name, _, said in (text.partition(": ") for text in findings)
+             if NOT_GOLDENS in said or NOTHING in said or UNREDUCED in said}  # fmt: skip
+    held = {text.partition(".parameters.before: ")[0] for text in findings}
+    asked = (pairs["t_name"].is_in(list(apart)) & pairs["t_name"].str.contains(_GRADIENT)).fill_null(value=False)
+    for row in np.flatnonzero(asked.to_numpy()).tolist():
+        name, norms = pairs["t_name"][row], [piece.stats[3] or 0.0 for piece in whole.pieces_of(pairs["t_row"][row])]
+        least, most, op = min(norms), max(norms), name.removesuffix(".input.0")
+        if most - least > _OTHER_ORDER * epsilon(pairs["t_dtype"][row]) * most and op not in held:
+            words = f"input.0: ranks are given other gradients of one parameter: norm {least:.4g} to {most:.4g}"
+            module = parse_op(op).body.rpartition(".")[0]
+            return Divergence(
+                op, name, pairs["g_name"][row], "", {}, {}, None, words, "injected", row, module, "input.0"
+            )
     return None
 
 

@@ -275,8 +275,8 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
     notes = [*summary.notes, f"{first.row} is scaled{said}"]
     others = [] if agree else summary.others
-    rest = replace(summary, first=next(iter(others), None), others=others[1:], results=kept, notes=notes)
-    return replace(comparison, summary=rest)
+    left = next(iter(others), None)
+    return replace(comparison, summary=replace(summary, first=left, others=others[1:], results=kept, notes=notes))
 
 
 def _other_weight(comparison: Comparison, job: Job, options: Options) -> Comparison:
@@ -319,8 +319,8 @@ def _update_before(comparison: Comparison, job: Job, options: Options) -> Compar
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
     if update is None or parameter == (update.argument == "parameters.before"):
         return comparison
-    earlier = replace(update, order=NONE)
-    return replace(comparison, summary=replace(summary, first=earlier, others=[first, *summary.others]))
+    others = [first, *summary.others]
+    return replace(comparison, summary=replace(summary, first=replace(update, order=NONE), others=others))
 
 
 def _other_shard(comparison: Comparison, rows: list[int]) -> Comparison:

@@ -445,8 +445,8 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
     if not (tokens and goal) and sizes["tp"] * sizes["pp"] * sizes.get("ep", 1) == 1:
         tokens, goal = (1, 1), (1, _sequence_parts(dumps[0].run, other))
     # Whole numbers of another length are no sequences where each rank has a part of the batch: edges of graphs, say.
-    longer = tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0
-    if tokens and goal and longer and _batch_parts(dumps[0].run, other) != goal[1] // tokens[1]:
+    parts = _batch_parts(dumps[0].run, other)
+    if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0 and parts * tokens[1] != goal[1]:
         size, model = goal[1] // tokens[1], sizes["tp"] * sizes["pp"] * sizes.get("ep", 1)
         # Where there are no ranks for it beside those that cut the parameters, these cut the sequence too.
         sizes |= {"cp": size} if size != sizes["tp"] or world % (model * size) == 0 else {}

@@ -216,19 +216,12 @@ def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
 
 def in_turn(ranks: Sequence[Sequence[str]]) -> list[str]:
     """The calls of several ranks in the order of the first; what others alone call comes where they call it."""
-    order = dict.fromkeys(ranks[0])
+    place: dict[str, tuple[int, ...]] = {name: (at,) for at, name in enumerate(ranks[0])}
     for own in ranks[1:]:
-        if order.keys() >= set(own):
-            continue
-        behind: dict[str, list[str]] = defaultdict(list)
-        last = ""
-        for name in own:
-            if name in order:
-                last = name
-            else:
-                behind[last].append(name)
-        order = dict.fromkeys([*behind[""], *(one for name in order for one in (name, *behind[name]))])
-    return list(order)
+        last: tuple[int, ...] = (-1,)
+        for at, name in enumerate(own):
+            last = place.setdefault(name, (*last[:1], at))
+    return sorted(place, key=place.__getitem__)
 
 
 def _phase(name: str, parents: dict[str, str | None]) -> int:

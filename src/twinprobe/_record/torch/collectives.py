@@ -96,9 +96,8 @@ class Collectives:
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
-            if torch.compiler.is_compiling():  # first: what follows would be compiled as well
-                return original(*args, **kwargs)
-            if not recorder.active or recorder.muted or self.inside or recorder.mode.is_aside:
+            compiled = torch.compiler.is_compiling() or recorder.mode.aside > 0  # asked first: what follows is compiled
+            if compiled or not recorder.active or recorder.muted or self.inside:
                 return original(*args, **kwargs)
             return self.record(name, original, args, kwargs, sys._getframe(1), kwargs)
 
