@@ -12,6 +12,7 @@ from test_wrong_ranks import UP, Calls, compared, layer, record
 
 from twinprobe._cli import main
 
+Capture = pytest.CaptureFixture[str]
 RANDOM = np.random.default_rng(5)
 WORDS, TABLE = RANDOM.integers(0, 32, (8, 16)), RANDOM.standard_normal((32, 8)).astype(np.float32)
 WEIGHTS, VALUES = RANDOM.standard_normal((4, 8, 8), dtype=np.float32), RANDOM.standard_normal((8, 8), dtype=np.float32)
@@ -162,3 +163,57 @@ def test_the_gradient_that_clips_all_others_is_named(
     results = json.loads(capsys.readouterr().out)["ranks"]
     (found,) = (one for one in results if one["rank"].endswith("optimizer"))
     assert found["first"]["op"] == f"Optimizer.layers.{named}.weight.SGD.0.forward"
+
+
+@pytest.mark.parametrize("outer", ["dp", "pp"])
+def test_stages_lie_where_ranks_hold_the_same_layers(outer: str, tmp_path: Path, capsys: Capture) -> None:
+    """A mesh of (dp, pp) has the stages of a copy in a row, one of (pp, dp) the copies of a stage."""
+    record(tmp_path / "g" / "step0" / "proc1", every_layer(VALUES))
+    for rank in range(4):
+        copy, stage = divmod(rank, 2) if outer == "dp" else divmod(rank, 2)[::-1]
+        own = every_layer(np.split(VALUES, 2)[copy])
+        record(tmp_path / "t" / "step0" / f"rank{rank}", dict(list(own.items())[2 * stage : 2 * stage + 2]))
+    found = compared(tmp_path, capsys, "")
+    assert "target: 4 ranks, layout dp=2,pp=2 (found)" in found["notes"]
+    assert found["first"] is None
+    assert found["matched"] == found["rows"] == 8
+
+
+def every_layer(values: np.ndarray) -> Calls:
+    return {f"Module.layers.{at}.Linear.forward.0": layer(weight, values) for at, weight in enumerate(WEIGHTS)}
+
+
+def test_layers_of_several_stages_on_a_rank_may_be_numbered_through(tmp_path: Path, capsys: Capture) -> None:
+    """Optimizers name parameters without the number of the stage, where no two have one name."""
+    updates = {f"Optimizer.layers.{at}.weight.SGD.0.forward": {"parameters.before": weight, "output.0": weight}
+               for at, weight in enumerate(WEIGHTS)}  # fmt: skip
+    record(tmp_path / "g" / "step0" / "proc1", every_layer(VALUES))
+    record(tmp_path / "g" / "step0" / "proc1", updates, name="optimizer")
+    for rank in range(2):
+        place, calls = tmp_path / "t" / "step0" / f"rank{rank}", list(every_layer(VALUES).items())
+        own = [(name.replace("Module", f"Module.{at // 2}"), calls[at][1]) for at, (name, _) in enumerate(calls)]
+        record(place, dict(own[rank::2]))
+        record(place, dict(list(updates.items())[rank::2]), name="optimizer")
+        pipeline = {"stages": 4, "held": [rank, rank + 2], "stage": rank}
+        (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": 2, "pipeline": pipeline}))
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)["ranks"]
+    assert [one["first"] for one in found] == [None, None]
+    assert [one["matched"] for one in found] == [8, 8]
+
+
+def test_edges_of_graphs_are_no_sequences(tmp_path: Path, capsys: Capture) -> None:
+    """Each rank has some of the nodes, and the edges between them, which count from its own first node."""
+    edges = np.stack([WORDS[0] % 4, WORDS[1] % 4])
+    first, second = "Module.inp.Linear.forward.0", "Module.message.Message.forward.0"
+
+    def calls(nodes: np.ndarray, own: np.ndarray) -> Calls:
+        return {first: {"input.0": nodes, "output.0": nodes}, second: {"input.0": nodes, "input.1": own}}
+
+    record(tmp_path / "g" / "step0" / "proc1", calls(VALUES, np.concatenate([edges, edges + 4], axis=1)))
+    for rank, nodes in enumerate(np.split(VALUES, 2)):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls(nodes, edges))
+    found = compared(tmp_path, capsys, "")
+    assert "target: 2 ranks, layout dp=2 (found)" in found["notes"]
+    assert found["first"] is None

@@ -242,3 +242,37 @@ def test_a_setting_beside_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*words, "--layout", "dp=2"]) == 0
     found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
     assert found["step0/optimizer"]["first"]["op"] == "Optimizer.up.weight.SGD.0.forward"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_offsets_count_from_where_the_part_of_a_rank_begins(
+    wrong: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bags and packed sequences begin at offsets into what a rank was given."""
+    bags, offsets, items = "Functional.embedding_bag.0.forward", np.arange(0, 64, 4), random(11, 16, 8)
+
+    def calls(own: np.ndarray, part: np.ndarray, factor: float) -> dict[str, Any]:
+        return {bags: {"input.0": own, "output.0": part}, NORM: {"output.0": part * np.float32(factor)}}
+
+    record(tmp_path / "g" / "step0" / "proc1", calls(offsets, items, 1.0))
+    for rank, part in enumerate(np.split(items, 4)):
+        own = offsets[:4].copy()
+        own[1:] += 1 if wrong and rank == 3 else 0
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls(own, part, 1.5 if rank == 3 else 1.0))
+    found = compared(tmp_path, capsys, "dp=4")
+    if wrong:
+        assert (found["first"]["op"], found["first"]["argument"]) == (bags, "input.0")
+    else:
+        assert found["first"]["op"] == NORM
+
+
+def test_samples_in_another_order_than_their_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the model is given comes before the loss, where the difference is first seen."""
+    samples = random(19, 64, 16)
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"input.0": samples}, NORM: {"output.0": samples}})
+    for rank, own in enumerate(np.split(samples, 2)):
+        given, wrong = own[::-1].copy() if rank else own, own * np.float32(1 + rank / 2)
+        record(tmp_path / "t" / "step0" / f"rank{rank}", {UP: {"input.0": given}, NORM: {"output.0": wrong}})
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert (first["op"], first["argument"]) == (UP, "input.0")
+    assert "differs on rank 1" in first["sentence"]

@@ -333,3 +333,86 @@ def test_what_groups_of_another_size_gather_is_no_difference(
             record(tmp_path / side / "step0" / f"rank{rank}", calls)
     command = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--csv"]
     assert main([*command, "--layout", "dp=4", "dp=2", "--fail-on", "warning"]) == 0, capsys.readouterr().out
+
+
+def test_copies_of_a_gradient_that_ranks_do_not_share_are_named_within_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part of the model that no wrapper reduces: however near golden's gradient they are, ranks drift apart."""
+    weight = np.random.default_rng(5).standard_normal((32, 16)).astype(np.float16)
+    for folder, factor in (("g/step0/proc1", 1.0), ("t/step0/rank0", 1.002), ("t/step0/rank1", 0.997)):
+        record(tmp_path / folder, {NORM: {"output.0": weight}})
+        own = weight * np.float16(factor)
+        calls = {UPDATE: {"input.0": own, "output.0": weight, "parameters.before": weight}}
+        record(tmp_path / folder, calls, name="optimizer")
+    first = optimizers(tmp_path, capsys, "dp=2")["first"]
+    assert first["op"] == UPDATE
+    assert "ranks are given other gradients of one parameter" in first["sentence"]
+
+
+def gan(folder: Path, own: np.ndarray, rate: float, wrong: float) -> None:
+    """A critic that steps before the generator's second pass; the generator's gradients follow from that."""
+    weight, critic, maker = np.ones((8, 8), np.float32), "Module.critic.Linear", "Module.maker.Linear"
+    read = np.float32(wrong)
+    record(folder, {
+        f"{maker}.forward.0": {"parameters.weight": weight, "output.0": own},
+        f"{critic}.forward.0": {"input.0": own, "parameters.weight": weight, "output.0": own},
+        f"{critic}.backward.0": {"input.0": own, "output.0": own},
+        f"{critic}.forward.1": {"input.0": own, "parameters.weight": weight * read, "output.0": own * read},
+        f"{critic}.backward.1": {"input.0": own * read, "output.0": own * read},
+    })  # fmt: skip
+    gradient = np.arange(64, dtype=np.float32).reshape(8, 8)
+    record(folder, {
+        f"Optimizer.{name}.{at}.SGD.0.forward": {"input.0": gradient * np.float32(factor), "output.0": weight,
+                                                 "parameters.before": weight}
+        for name, factor in (("critic", rate), ("maker", wrong**3)) for at in range(3)
+    }, name="optimizer")  # fmt: skip
+
+
+def test_what_an_optimizer_was_given_within_the_step_comes_before_the_parameters_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The critic's gradients were added up, not averaged. Those of the generator differ for that, by no one factor."""
+    samples = np.random.default_rng(5).standard_normal((8, 8), dtype=np.float32)
+    gan(tmp_path / "g" / "step0" / "proc1", samples, 1.0, 1.0)
+    for rank, own in enumerate(np.split(samples, 2)):
+        gan(tmp_path / "t" / "step0" / f"rank{rank}", own, 2.0, 1.3)
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--layout", "dp=2"]) == 0
+    for found in json.loads(capsys.readouterr().out)["ranks"]:
+        assert found["first"]["op"] == "Optimizer.critic.0.SGD.0.forward"
+        assert "the gradients of 3 of 6 parameters are 2 times golden's, as many as dp=2" in found["first"]["sentence"]
+
+
+def test_the_rank_of_a_gradient_is_named_though_all_are_means_of_their_own_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank's gradient is as many times golden's as there are ranks."""
+    back = np.random.default_rng(5).standard_normal((64, 8), dtype=np.float32)
+    name = "Module.up.Linear.backward.0"
+    record(tmp_path / "g" / "step0" / "proc1", {UP: {"output.0": back}, name: {"input.0": back, "output.0": back}})
+    for rank, own in enumerate(np.split(back, 2)):
+        wrong = own * np.float32(2 + rank)
+        calls = {UP: {"output.0": own}, name: {"input.0": wrong, "output.0": wrong}}
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls)
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert first["op"] == name
+    assert first["sentence"].endswith("rank 1's shard differs")
+
+
+def test_modules_that_are_called_twice_and_come_back_once_are_no_micro_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first call of a generator is for its critic alone."""
+    noise, name = np.random.default_rng(5).standard_normal((8, 8), dtype=np.float32), "Module.maker.Linear"
+
+    def calls(own: np.ndarray) -> dict[str, Any]:
+        again = {"input.0": own[::-1].copy(), "output.0": own}
+        return {f"{name}.forward.0": {"input.0": own, "output.0": own}, f"{name}.forward.1": again,
+                f"{name}.backward.1": {"input.0": own, "output.0": own}}  # fmt: skip
+
+    record(tmp_path / "g" / "step0" / "proc1", calls(noise))
+    for rank, own in enumerate(np.split(noise, 2)):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", calls(own))
+    notes = compared(tmp_path, capsys, "dp=2")["notes"]
+    assert not any("micro" in note for note in notes)

@@ -19,7 +19,7 @@ from twinprobe._compare.one import Comparison
 from twinprobe._compare.ranks import Gathered
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.search import OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.steps import (
     APART,
     KINDS,
@@ -132,24 +132,17 @@ def steps_of(
     if len(numbers) < 2 or any(job.key.graph_mode for job, _ in firsts):
         return None
     by_rank: dict[int, dict[int, str]] = {}
-    outside: set[int] = set()
-    named: dict[int, str] = {}
     for job, first in sorted(firsts, key=lambda one: one[0].key):
         if first is not None:
             where = f" on rank {job.key.rank}" if job.key.rank >= 0 and not job.ranks and not curves else ""
             inside = f" in {first.module}" if first.module and first.module not in first.op else ""
             told = f"{first.op}{inside}{where}: {first.sentence}"
             by_rank.setdefault(max(job.key.rank, 0), {}).setdefault(job.key.step, told)
-            # A parameter of no recorded call (a token, a scale) comes from outside; the optimizer has its name.
-            if first.argument == "parameters.before" and job.key.step in outside:
-                named[job.key.step] = told
-            given = first.begins == OUTSIDE and first.argument.startswith("input")
-            outside |= {job.key.step} if given else set()
     if not curves or any(job.ranks for job, _ in firsts):
         differing: dict[int, str] = {}
         for _, one in sorted(by_rank.items()):
             differing = one | differing  # of several ranks the first is named
-        parting = calls_parting(numbers, differing | named)
+        parting = calls_parting(numbers, differing)
         return StepsComparison(str(request.target), str(request.golden), parting, [], [])
     try:
         found = compare_steps(

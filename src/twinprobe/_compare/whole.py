@@ -8,15 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from operator import eq
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from twinprobe._align.calls import bare_path, dims, epsilon
+from twinprobe._align.calls import bare_path, dims
 from twinprobe._align.matcher import match_names
-from twinprobe._compare.factors import beside_clipping, one_multiple
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
+from twinprobe._compare.rank_gradients import UNREDUCED, before_the_gradients, not_shared, not_updated, one_multiple
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import (
     SCALE_OF_LOSS,
@@ -26,8 +27,9 @@ from twinprobe._compare.updates import (
     silent_parts,
 )
 from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
+from twinprobe._judge.flow import NONE
 from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,
@@ -53,17 +55,18 @@ from twinprobe._layout.ranks import (
     without_functions,
     without_own_calls,
 )
-from twinprobe._layout.settle import NO_UPDATE, SETTING, Settler
+from twinprobe._layout.settle import SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
 from twinprobe._layout.sketched.earlier import ON_RANKS, cut_through, earlier_value, moved
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
-from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
 
+_OTHER_SHARE = 1.5  # of the parameters: two ranks that share them have half of them each
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _FEW_ALIKE = 3  # findings that are listed one by one
 _READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
@@ -125,7 +128,7 @@ def puts_together(request: Request) -> bool:
     for side, other in zip(target.values(), golden.values(), strict=False):
         if not (_is_whole(side) or _is_whole(other)) and not (_is_known(side) and _is_known(other)):
             return False
-        return side.world != other.world or (side.world > 1 and _arrangement(side) != _arrangement(other))
+        return side.world != other.world or (side.world > 1 and _unlike(side, other))
     return False
 
 
@@ -138,10 +141,22 @@ def _is_known(side: StepRanks) -> bool:
     return any((folder / LAYOUT_FILE).is_file() for _, folder in side.folders)
 
 
-def _arrangement(side: StepRanks) -> tuple[bool, dict[str, int]]:
-    """Whether a rank's optimizer has pieces of parameters, and the sizes of its layout: unlike ranks are no pairs."""
-    header = read_layout(side.folders[0][1] / LAYOUT_FILE)[0]
-    return holds_shards(header), {name: size for name, size in recorded_sizes([header]).items() if size != 1}
+def _unlike(target: StepRanks, golden: StepRanks) -> bool:
+    """Whether a rank of one side is none of the other: its optimizer has pieces of parameters, or another share of
+    them, the sizes of its layout differ, or it cuts its part of the batch into other micro batches."""
+    sides: list[tuple[Any, ...]] = []
+    held: list[float] = []
+    for side in (target, golden):
+        folder = side.folders[0][1]
+        header = read_layout(folder / LAYOUT_FILE)[0]
+        sizes = {name: size for name, size in recorded_sizes([header]).items() if size != 1}
+        sides.append((holds_shards(header), header.get("pipeline") or {}, sizes))
+        with suppress(TwinProbeError, OSError):
+            table = open_run(folder / OPTIMIZER_FILE).table
+            shapes = table.filter(table["name"].str.ends_with(".before"))["shape"].to_list()
+            held.append(sum(prod(dims(shape) or ()) for shape in shapes))
+            sides[-1] = (*sides[-1], passes_of(open_run(folder)))
+    return sides[0] != sides[1] or (len(held) == 2 and max(held) > _OTHER_SHARE * min(held))
 
 
 def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
@@ -186,7 +201,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         return found
     if job.target.name != DUMP:
         return _without_noise(found, job, options)
-    return _other_weight(_without_scale(found, job, options), job, options)
+    return _update_before(_other_weight(_without_scale(found, job, options), job, options), job, options)
 
 
 def _compared(job: Job, options: Options) -> Comparison:
@@ -254,12 +269,14 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     given = _compared(_updates_of(job), replace(options, noise=None)).summary
     agree = given.first is None and bool(given.results) and all(result.agrees for result in given.results)
     micro = [run.micro if isinstance(run, Whole) else 1 for run in (comparison.target, comparison.golden)]
-    if not agree and (summary.others or not micro_mean(comparison.evidence.pairs, first.op, micro)):
+    if not agree and not micro_mean(comparison.evidence.pairs, first.op, micro):
         return comparison
     kept = [result for result in summary.results if result.name not in (LOSS, PARAMETER_GRADIENTS)]
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
     notes = [*summary.notes, f"{first.row} is scaled{said}"]
-    return replace(comparison, summary=replace(summary, first=None, others=[], results=kept, notes=notes))
+    others = [] if agree else summary.others
+    left = next(iter(others), None)
+    return replace(comparison, summary=replace(summary, first=left, others=others[1:], results=kept, notes=notes))
 
 
 def _other_weight(comparison: Comparison, job: Job, options: Options) -> Comparison:
@@ -283,6 +300,27 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
+
+
+def _update_before(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison with what optimizers tell of an earlier time than the first divergence.
+
+    A parameter that is read once something came back may have been written to within the step (by the optimizer of a
+    discriminator, by a moving average): what that optimizer was given comes first. So does a parameter that no recorded
+    call reads, if it differs before the first step of all.
+    """
+    summary, first, target = comparison.summary, comparison.summary.first, comparison.target
+    parameter = first is not None and (first.argument.startswith("parameters.") or first.begins == PARAMETER_DIFFERS)
+    if first is None or not (parameter or target.step == 0):
+        return comparison
+    back = next((at for at, op in enumerate(target.op_names) if op.direction in (BACKWARD, GRADIENTS)), 0)
+    if parameter and first.op in target.ops[:back]:
+        return comparison
+    update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
+    if update is None or parameter == (update.argument == "parameters.before"):
+        return comparison
+    others = [first, *summary.others]
+    return replace(comparison, summary=replace(summary, first=replace(update, order=NONE), others=others))
 
 
 def _other_shard(comparison: Comparison, rows: list[int]) -> Comparison:
@@ -340,7 +378,7 @@ def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
         if piece.stats not in own:
             return finding
     ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
-    return f"{name}: ranks {ranks} have the gradients of their own backward passes: nothing has reduced them"
+    return f"{name}: ranks {ranks} {UNREDUCED}: nothing has reduced them"
 
 
 def open_wholes(
@@ -403,7 +441,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
     factor = one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
     if factor == [] and isinstance(comparison.target, Whole):
         factor = own_norms(comparison.target)
-    first = _not_updated(comparison, findings) or _before_the_gradients(comparison)
+    first = not_updated(comparison, findings) or before_the_gradients(comparison) or not_shared(comparison, findings)
     runs = comparison.target, comparison.golden
     first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)
     first = first or comparison.summary.first
@@ -432,59 +470,6 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
         first = replace(first, sentence="; ".join([first.sentence, *said]))
     summary = replace(comparison.summary, first=first, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
-
-
-def _not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:
-    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first."""
-    first = comparison.summary.first
-    if first is None or not first.op.startswith(TOTAL_NORM):
-        return None
-    known = set(comparison.target.ops)
-    lacking = [op for op in comparison.golden.ops if op not in known]
-    partly = [text.partition(".input.0: ")[0] for text in findings if text.endswith(NO_UPDATE)]
-    if not lacking and not partly:
-        return None
-    op = (lacking or partly)[0]
-    more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
-    alone = f"only golden updates this parameter{more}: no gradient reaches the target's optimizer"
-    sentence = alone if lacking else "a part of the gradient is missing"
-    if lacking and isinstance(comparison.target, Whole) and known:
-        # What is called most alike lies where it does.
-        path = op.split(".")
-        near = max(comparison.target.ops, key=lambda name: [*map(eq, name.split("."), path), False].index(False))
-        place = only_on(comparison.target, near)
-        sentence += f"; {updated_parameter(near)} is on {place}" if place else ""
-    return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
-                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
-
-
-def _before_the_gradients(comparison: Comparison) -> Divergence | None:
-    """What comes first in an optimizer's step, wherever it stands: a parameter that differs before the first step of
-    all, and of gradients any one before the norm of all of them, by which the others may be clipped."""
-    first, pairs = comparison.summary.first, comparison.evidence.pairs
-    if first is None or comparison.target.path.name != OPTIMIZER_FILE:
-        return None
-    judged = comparison.judged
-    # Statistics are rounded once when they are recorded: a norm put together of shards is off by less than an epsilon.
-    rounded = np.array([epsilon(dtype) for dtype in pairs["g_dtype"].to_list()])
-    differs = (judged.state == DIFFERS) & ~(judged.error <= rounded)
-    clipped = beside_clipping(comparison, first)
-    told = {"parameters.before": "the parameter differs", "input.0": "it comes from outside and differs"}
-    for argument, said in told.items():
-        given = argument == "input.0"
-        if clipped < 0 and (first.argument == argument or (given and not first.op.startswith(TOTAL_NORM))):
-            return None
-        rows = np.flatnonzero(differs & pairs["t_name"].str.ends_with(f".{argument}").fill_null(value=False).to_numpy())
-        names = [(row, pairs["t_name"][row]) for row in rows.tolist() if row >= clipped or not given]
-        names = [(row, name) for row, name in names if not name.startswith(TOTAL_NORM)]
-        if names and (given or comparison.target.step == 0):
-            row, name = names[0]
-            other, *norms = (pairs[column][row] for column in ("g_name", "t_norm", "g_norm"))
-            op = name.removesuffix(f".{argument}")
-            size = "" if None in norms else f": norm {norms[0]:.4g} against {norms[1]:.4g}"
-            sentence = f"{argument}: {said}{size}"
-            return moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
-    return None
 
 
 def _biases(comparison: Comparison, first: Divergence) -> list[str]:

@@ -89,8 +89,24 @@ def find_layout(
         mistake = mistake or BadInput(f"its {world} ranks look like {told}, which does not multiply to them",
                                       where=where, hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
         return FoundLayout(Layout(world, 1, 1, known=False), NOT_KNOWN, mistake)
-    layout = replace(layout_for(sizes, world, where), experts=lists)
+    layout = _in_order_of_stages(replace(layout_for(sizes, world, where), experts=lists), ranks)
     return FoundLayout(layout, "recorded" if named and other is None else "found", mistake)
+
+
+def _in_order_of_stages(layout: Layout, ranks: Mapping[int, RankDump]) -> Layout:
+    """The layout with its stages where ranks hold the same parameters: copies of a stage may follow one another, as in
+    Megatron, or the stages of each copy."""
+    if layout.pp in (1, layout.rank_size):
+        return layout
+    held = {rank: set(_parameters(dump.run).items()) for rank, dump in ranks.items()}
+
+    def in_common(one: Layout) -> int:
+        first: dict[int, set[Any]] = {}
+        return sum(len(own & first.setdefault(one.place(rank).pp, own)) for rank, own in held.items())
+
+    rest = [name for name in layout.order.split("-") if name != "pp"]
+    others = [replace(layout, order="-".join([*rest[:at], "pp", *rest[at:]])) for at in reversed(range(len(rest)))]
+    return max([layout, *others], key=in_common)
 
 
 def _as_meant(given: str, world: int) -> dict[str, Any]:
@@ -428,7 +444,9 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
     tokens, goal = token_shape(dumps[0].run), token_shape(other)
     if not (tokens and goal) and sizes["tp"] * sizes["pp"] * sizes.get("ep", 1) == 1:
         tokens, goal = (1, 1), (1, _sequence_parts(dumps[0].run, other))
-    if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
+    # Whole numbers of another length are no sequences where each rank has a part of the batch: edges of graphs, say.
+    parts = _batch_parts(dumps[0].run, other)
+    if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0 and parts * tokens[1] != goal[1]:
         size, model = goal[1] // tokens[1], sizes["tp"] * sizes["pp"] * sizes.get("ep", 1)
         # Where there are no ranks for it beside those that cut the parameters, these cut the sequence too.
         sizes |= {"cp": size} if size != sizes["tp"] or world % (model * size) == 0 else {}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import isnan, prod, sqrt
+from math import inf, isnan, prod, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,13 +119,6 @@ def shapes_of(pieces: Sequence[Piece]) -> str:
     """The first shapes that pieces have, in words."""
     found = dict.fromkeys(str(list(piece.shape)) if piece.shape is not None else "no shape" for piece in pieces)
     return " and ".join(list(found)[:3])
-
-
-def add_up_to(goal: float | None, pieces: Sequence[Piece]) -> bool:
-    """Whether one number of each rank is its part of a sum: of a loss that is not averaged, say."""
-    values = [piece.stats[0] for piece in pieces]
-    total = sum(value for value in values if value is not None)
-    return goal is not None and None not in values and abs(total - goal) <= 1e-3 * abs(goal)
 
 
 Way = tuple[int, ...]  # for each axis COPIES, SUM or a dimension
@@ -259,8 +252,25 @@ class Arithmetic:
     groups: int = 1
     factor: float = 1.0
 
+    def weight(self, piece: Piece, way: Way) -> float:
+        """What a piece is multiplied with where the pieces are put together."""
+        axes = [at for at, name in enumerate(AXES) if name in self.shares and way[at] != COPIES]
+        return self.factor * prod(self.shares[AXES[at]][piece.place[at]] for at in axes)
+
 
 PLAIN = Arithmetic({}, {})
+
+
+def nearest(goal: float | None, pieces: Sequence[Piece], way: Way, readings: Sequence[Arithmetic]) -> Arithmetic:
+    """The reading of one number of each rank that comes nearest the other side's: parts of a sum (a loss that is not
+    averaged yet), or means. The last one where nothing tells."""
+
+    def gap(one: Arithmetic) -> float:
+        found = put_together(pieces, way, one)
+        value = found.stats[0] if found is not None else None
+        return inf if value is None or goal is None else abs(value - goal)
+
+    return min(reversed(readings), key=gap)
 
 
 def put_together(pieces: Sequence[Piece], way: Way, arithmetic: Arithmetic) -> Known | None:

@@ -150,15 +150,18 @@ def calls_per_module(run: Run) -> int:
 
 
 def passes_of(run: Run) -> int:
-    """How many micro batches went through the model: all modules were called that often, or a multiple of it."""
-    return gcd(*_module_calls(run).values()) or 1
+    """How many micro batches went through the model: all modules were called that often, or a multiple of it.
+
+    Each goes there and back: a generator that is called for its critic first, and then for itself, comes back once.
+    """
+    return gcd(*_module_calls(run).values(), *_module_calls(run, BACKWARD).values()) or 1
 
 
-def _module_calls(run: Run) -> Counter[str]:
+def _module_calls(run: Run, direction: str = FORWARD) -> Counter[str]:
     counts: Counter[str] = Counter()
     for name in run.ops:
         op = parse_op(name)
-        if op.is_module and op.direction == FORWARD:
+        if op.is_module and op.direction == direction:
             counts[f"{op.body}.{op.cls}"] += 1
     return counts
 

@@ -26,11 +26,11 @@ from twinprobe._layout.pieces import (
     Known,
     Piece,
     Shape,
-    add_up_to,
     added_up,
     along,
     breaks,
     fitting_way,
+    nearest,
     of_concatenation,
     of_placement,
     put_together,
@@ -120,7 +120,7 @@ class _Side:
         self.reduced, self.extremes = reductions(whole)
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
-        self.shares = shares_of(whole)
+        self.shares = self.means = shares_of(whole)
         if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden):
             whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
             self.shares = {}
@@ -284,7 +284,7 @@ class _Side:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            arithmetic = Arithmetic({} if add_up_to(whole, blocks) else self.shares, {}, 1)
+            arithmetic = nearest(whole, blocks, way, (Arithmetic({}, {}), Arithmetic(self.means, {})))
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")

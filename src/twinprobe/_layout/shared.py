@@ -6,11 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isnan, prod
+from math import inf, isclose, isnan, prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe._align.calls import dims
 from twinprobe._align.links import NONE, Pairs, from_partners
@@ -29,6 +28,7 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.repeated import groups_of, shared_by
+from twinprobe._layout.sketched.blocks import CLOSE, sketch_of, sketches_of
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op
@@ -40,6 +40,7 @@ _EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
 _PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
 _READ = re.compile(r"\.(embedding|cross_entropy|nll_loss)\.\d+\.forward$")
+_NUMBERED = re.compile(r"(Embedding|Loss|Entropy)$")  # classes that read whole numbers as what they are
 _FIRST_VALUES = 16  # that are asked how sequences are cut
 _ADDITION = re.compile(r"\.(__)?i?add(__)?_?\.\d+\.forward$")
 _IN_LIST = re.compile(r"\.(input|output)\.\d+\.\d+$")
@@ -163,7 +164,7 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
     """The rows of places in a rank's own part of the batch, where they are made (``nonzero``) and where read.
 
     So are whole numbers that count from zero on every rank (``arange``), to which a program adds where its part begins.
-    What a table or a loss is given, or a module, is meant as it is.
+    What a table or a loss is given, or a module, is meant as it is, but for offsets that begin anew on each rank.
     """
     made: set[tuple[str, ...]] = set()
     found: set[int] = set()
@@ -175,6 +176,11 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
         read = is_module(op) or _READ.search(op)
         if role == INPUT and row in partners and not read and all(map(_counts, pieces := whole.pieces_of(row))):
             found |= {row} if dims(other.table["shape"][partners[row]]) != pieces[0].shape else set()
+        elif (
+            role in (INPUT, OUTPUT) and row in partners and whole.layout.cp == 1 and not _READ.search(op)
+            and not _NUMBERED.search(parse_op(op).cls) and _begins_anew(whole, row, other, partners[row])
+        ):  # fmt: skip
+            found.add(row)
         if not places and not made:
             continue
         own = tuple(f"{piece.rank} {prod(piece.shape or ())} {piece.stats}" for piece in whole.pieces_of(row))
@@ -183,6 +189,22 @@ def own_positions(whole: Whole, other: Run, partners: Mapping[int, int]) -> dict
         if own in made:
             found.add(row)
     return dict.fromkeys(found, "each rank counts the places of its own batch")
+
+
+def _begins_anew(whole: Whole, row: int, other: Run, partner: int) -> bool:
+    """Whether golden has the whole numbers of each rank, all moved on by the same from one rank to the next: offsets of
+    bags or of packed sequences, nodes of graphs. How far its largest tells; its sum and its norm must follow."""
+    pieces, highest = whole.pieces_of(row), other.table["max"][partner]
+    if len(pieces) < 2 or highest is None or pieces[-1].stats[0] is None or isinstance(other, Whole):
+        return False
+    step = (highest - pieces[-1].stats[0]) / (len(pieces) - 1)
+    goal, own = sketch_of(other, other.table["name"][partner]), sketches_of(whole, row) if step >= 1 else []
+    if goal is None or not own or any(one is None for one in own):
+        return False
+    moved = [(step * at, *(float(one[name]) for name in ("count", "total", "norm"))) for at, one in enumerate(own)]
+    total = sum(one + by * count for by, count, one, _ in moved)
+    square = sum(norm**2 + 2 * by * one + count * by**2 for by, count, one, norm in moved)
+    return isclose(total, goal["total"], rel_tol=CLOSE**2) and isclose(square, goal["norm"] ** 2, rel_tol=CLOSE**2)
 
 
 def _counts(piece: Piece) -> bool:
@@ -501,8 +523,6 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
 
 OWN_NORMS = "clip by the norms of their own gradients"
-_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
-_EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -564,24 +584,3 @@ def own_norms(whole: Whole) -> list[str]:
                     "gradients that were not reduced yet, or of a shard"
                 ]
     return []
-
-
-def one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: float = 0.0) -> list[str]:
-    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of.
-
-    ``precision``: the epsilon of their type.
-    """
-    close = max(_SAME_FACTOR, _EPSILONS * precision)
-    factors = every[np.abs(every - 1) >= close]
-    usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
-    if not usual or np.mean(np.abs(factors / usual - 1) < close) < _MOST_GRADIENTS:
-        return []
-    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < close]
-    told = f", as many as {' or '.join(why)}" if why else ""
-    if few := len(factors) < _MOST_GRADIENTS * len(every):
-        told += ", the others agree"
-    count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
-    digits = 4 if precision < _SAME_FACTOR else 2
-    # Where not all differ, only a number of ranks is no chance.
-    said = f"the gradients of {count} parameters are {usual:.{digits}g} times golden's{told}"
-    return [said] if why or not few else []

@@ -48,7 +48,7 @@ class StageNames:
         self._items_of = items_of
         self._number = -1
         self._experts = _experts(lists)
-        self._next_layer: dict[str, int] = defaultdict(int)
+        self._used: dict[str, set[int]] = defaultdict(set)
         self._next_call: dict[str, int] = defaultdict(int)
         self._offsets: dict[str, int] = {}
 
@@ -103,7 +103,10 @@ class StageNames:
         return found.end() - 1 if found else 0
 
     def _layer_offsets(self, names: list[str]) -> dict[str, int]:
-        """How far each numbered list of this stage is moved: on, where its numbers were used before."""
+        """How far each numbered list of this stage is moved: on, where some of its numbers were used before.
+
+        Stages that number their layers through leave gaps, where ranks have several of them.
+        """
         seen: dict[str, set[int]] = defaultdict(set)
         for name in map(self._folded, filter(_has_path, names)):
             layer = _NUMBER.search(name.rsplit(".", 2)[0] + ".", self._start(name))
@@ -111,9 +114,9 @@ class StageNames:
                 seen[name[: layer.start()]].add(int(layer[1]))
         offsets = {}
         for path, numbers in seen.items():
-            free = self._next_layer[path]
-            offsets[path] = free - min(numbers) if min(numbers) < free else 0
-            self._next_layer[path] = max(numbers) + offsets[path] + 1
+            used = self._used[path]
+            offsets[path] = max(used) + 1 - min(numbers) if used & numbers else 0
+            used |= {number + offsets[path] for number in numbers}
         return offsets
 
 
@@ -183,7 +186,12 @@ class Part:
 
 
 def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
-    """The new names of all parts' calls: round by round, forward from the first stage to the last, then back."""
+    """The new names of all parts' calls: round by round, forward from the first stage to the last, then back.
+
+    A part that is all there is (no stages, no experts) has its own order: its modules may take turns with optimizers.
+    """
+    if len(parts) == 1:
+        return list(dict.fromkeys(parts[0].names[name] for name in names[0] if name in parts[0].names))
     keyed: dict[str, tuple[int, ...]] = {}
     for part, own in zip(parts, names, strict=True):
         turn = part.chunk * 10_000 + part.stage
@@ -204,6 +212,16 @@ def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
             new = part.names[name]
             keyed[new] = max(key, keyed[new]) if new in keyed else key
     return sorted(keyed, key=keyed.__getitem__)
+
+
+def in_turn(ranks: Sequence[Sequence[str]]) -> list[str]:
+    """The calls of several ranks in the order of the first; what others alone call comes where they call it."""
+    place: dict[str, tuple[int, ...]] = {name: (at,) for at, name in enumerate(ranks[0])}
+    for own in ranks[1:]:
+        last: tuple[int, ...] = (-1,)
+        for at, name in enumerate(own):
+            last = place.setdefault(name, (*last[:1], at))
+    return sorted(place, key=place.__getitem__)
 
 
 def _phase(name: str, parents: dict[str, str | None]) -> int:

@@ -22,7 +22,7 @@ from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
 from twinprobe._layout.pieces import Arithmetic, Piece, load_whole
 from twinprobe._layout.ranks import RankDump, align_calls, fold_calls, with_backward
-from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order, items_of_list
+from twinprobe._layout.stages import Part, StageNames, chunk_of, in_expert, in_order, in_turn, items_of_list
 from twinprobe._measure.sketch import combined
 from twinprobe._runs.names import GRADIENTS, OPTIMIZER, is_module, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, TENSOR_FOLDER, Run, open_run
@@ -173,7 +173,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     roots = _of_wrappers(parents, other)
     rows = rows.filter(~pl.col("op").is_in(list(routing | roots)))
     parents = {name: None if above in roots else above for name, above in parents.items() if name not in roots}
-    called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
+    called = [in_turn([run.ops for _, run in part.ranks]) for part in parts]
     ops = list(filter(set(rows["op"].to_list()).__contains__, in_order(parts, called)))
     order = pl.col("op").replace_strict({name: at for at, name in enumerate(ops)}, return_dtype=pl.Int32)
     rows = rows.with_columns(place=order).sort("place", "role", maintain_order=True)

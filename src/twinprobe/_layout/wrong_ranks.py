@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._layout.pieces import (
     AXES,
+    PLAIN,
     Arithmetic,
     Piece,
     Way,
     load_whole,
     rows_of,
     same,
+    scaled,
 )
 from twinprobe._layout.ranks import REDUCTION, RankDump
 from twinprobe._layout.sketched.blocks import (
@@ -81,7 +83,10 @@ def whose(
     else:
         wrong = _by_blocks(whole, row, other, partner)
         if not wrong and not inherited:
-            wrong = _by_statistics(pieces, other, partner)
+            way, arithmetic = whole.ways.get(row), whole.arithmetic.get(row, PLAIN)
+            counted = [piece._replace(stats=scaled(piece.stats, arithmetic.weight(piece, way)) if way else piece.stats)
+                       for piece in pieces]  # fmt: skip
+            wrong = _by_statistics(counted, other, partner)
             gaps, _, close = block_gaps(whole, row, other, partner) if wrong else ({}, [], 0.0)
             if any(gap > close for at, gap in gaps.items() if at not in wrong):  # others are wrong as well
                 wrong = set()

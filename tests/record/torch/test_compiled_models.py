@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from twinprobe.torch import record
+from warm_python import run_warm
 
 
 class Body(nn.Module):
@@ -158,3 +159,30 @@ def test_nothing_of_the_compiler_is_touched_after_recording(tmp_path: Path) -> N
     with pytest.raises(RuntimeError, match="on purpose"), record(Net(), tmp_path / "dump", level="mix"):
         raise RuntimeError("on purpose")
     assert dict(vars(torch._dynamo.eval_frame._TorchDynamoContext)) == before
+
+
+COLLECTIVE = """
+import os, sys
+import torch, torch.distributed as dist
+from twinprobe.torch import record
+from warm_python import run_warm
+class Body(torch.nn.Linear):
+    def forward(self, x):
+        total = super().forward(x).sum(0)
+        dist.all_reduce(total)
+        return x - total
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meet", rank=0, world_size=1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), Body(4, 4))
+model[1].compile(backend="eager")
+with record(model, sys.argv[1], level="L1"):
+    model(torch.ones(2, 4)).sum().backward()
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_collective_that_splits_a_compiled_region_is_not_compiled_with_the_recorder(tmp_path: Path) -> None:
+    """Where a graph breaks, the compiler takes up whatever is called there."""
+    done = run_warm(COLLECTIVE, str(tmp_path / "dump"))
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import TwinProbeError
 
 CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
+_OF_SIZE = ("sums", "block_norm", "block_max", "norm", "l1", "total")  # what grows with the elements
 _MOST_ROWS = 1 << 21  # of a tensor that is cut: beyond, along a later dimension, blocks are everybody's anyway
 
 
@@ -103,9 +105,20 @@ def sketch_of(run: Run, name: str) -> Any:
 
 
 def sketches_of(whole: Whole, row: int) -> list[Any]:
-    """The sketches of a value's pieces, in their order; None for each that has none."""
-    named = zip(whole.pieces_of(row), whole.names_of(row), strict=True)
-    return [sketch_of(whole.ranks[piece.rank].run, name) for piece, name in named]
+    """The sketches of a value's pieces as they count in the whole, in their order; None for each that has none."""
+    pieces, arithmetic, way = whole.pieces_of(row), whole.arithmetic.get(row, PLAIN), whole.ways.get(row)
+    found = []
+    for piece, name in zip(pieces, whole.names_of(row), strict=True):
+        one, weight = (
+            sketch_of(whole.ranks[piece.rank].run, name),
+            1.0 if way is None else arithmetic.weight(piece, way),
+        )
+        if one is not None and weight != 1.0:
+            one = one.copy()
+            for measure in _OF_SIZE:
+                one[measure] = one[measure] * weight
+        found.append(one)
+    return found
 
 
 def _rows_of_pieces(
@@ -125,7 +138,8 @@ def _rows_of_pieces(
         return HostTensor("int64", size, at * _MOST_ROWS + np.arange(prod(size), dtype=np.int64))
 
     blocks = _on_meshes(cuts, placements) if any(placements) else cuts
-    found = put_together(blocks, way, whole.arithmetic.get(row, PLAIN)) if blocks else None
+    places_only = replace(whole.arithmetic.get(row, PLAIN), shares={}, factor=1.0)
+    found = put_together(blocks, way, places_only) if blocks else None
     if found is None or found.recipe is None:
         return None
     try:

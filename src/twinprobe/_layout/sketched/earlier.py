@@ -40,12 +40,15 @@ def _other_data(first: Divergence, whole: Whole, golden: Run, pairs: pl.DataFram
     """Whole numbers that ranks were given and that differ: words of a batch have extremes, but no other statistics.
 
     Then the first difference is there, and not in a call that makes something else of them; so are other values of
-    golden's statistics that the first call was given.
+    golden's statistics that the call was given, or the very first call: samples in another order than their labels.
     """
     whole_numbers = pairs["t_dtype"].str.contains("int") & ~pairs["t_name"].str.contains(_PLACES)
     given = pairs["t_name"].str.contains(r"\.input\.") & whole_numbers & pairs["t_max"].is_not_null()
+    values = pairs["t_name"].str.contains(r"\.input\.") & pairs["t_dtype"].str.contains("float")
+    there = values & pairs["t_name"].str.contains(".forward.", literal=True) & (pairs["t_name"] != first.row)
+    given |= there & (there.fill_null(value=False).cum_sum() == 1)
     if "inputs agree" in first.sentence:
-        given |= pairs["t_name"].str.starts_with(f"{first.op}.input.") & pairs["t_dtype"].str.contains("float")
+        given |= pairs["t_name"].str.starts_with(f"{first.op}.input.") & values
     rows = pairs.with_row_index("order").filter(given & pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
     columns = rows.select("order", "t_row", "g_row", "t_name", "g_name").head(_MOST_WORDS)
     for order, row, partner, name, other in columns.iter_rows():

@@ -96,7 +96,8 @@ class Collectives:
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
-            if not recorder.active or recorder.muted or self.inside:
+            compiled = torch.compiler.is_compiling() or recorder.mode.aside > 0  # asked first: what follows is compiled
+            if compiled or not recorder.active or recorder.muted or self.inside:
                 return original(*args, **kwargs)
             return self.record(name, original, args, kwargs, sys._getframe(1), kwargs)
 

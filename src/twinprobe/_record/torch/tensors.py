@@ -332,7 +332,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         self._effects: dict[Any, int] = {}
         self._gradients = True
         self.attached = self.leaving = False
-        self._aside = 0
+        self.aside = 0
         self._removed = False
         self._resting: tuple[int, int] | None = None  # the modes beneath its place, and the thread that has it
         self._left: tuple[list[Any], int] = [], 0  # the program's modes when it left, and how many of them were beneath
@@ -353,7 +353,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
     def detach(self) -> None:
         """Leave the stack of modes for good. A backward pass puts the stack back when it ends: then again."""
-        self._aside = 0
+        self.aside = 0
         self._removed = False
         self._resting = None
         if self.attached or self.leaving:
@@ -377,7 +377,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
     def rest(self) -> None:
         """Leave the stack of modes until a module is called. Meanwhile no tensor waits, so no call need be seen: half
         of a step's calls only read gradients and parameters in an optimizer's loops."""
-        if type(self) is not WatchMode or not self.attached or self._aside or self._recorder.graph.waiting:
+        if type(self) is not WatchMode or not self.attached or self.aside or self._recorder.graph.waiting:
             return
         if torch._C._current_graph_task_id() >= 0:  # an optimizer that steps while gradients are computed
             return
@@ -397,7 +397,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         self._resting = None
         self._recorder.registry.forget()
         self._recorder.registry.may_wait = True
-        if self._aside:
+        if self.aside:
             self._removed = True
             return
         above = [_pop_mode() for _ in range(torch._C._len_torch_function_stack() - beneath)]
@@ -408,15 +408,15 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
     def step_aside(self) -> None:
         """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
         self._recorder.work("measuring", self._recorder.registry.settle)  # its writes go unseen
-        self._aside += 1
-        if self._aside == 1 and self.attached and self._leave() >= 0:
+        self.aside += 1
+        if self.aside == 1 and self.attached and self._leave() >= 0:
             self._removed = True
             self.attached = False
 
     def step_back(self) -> None:
         """The compiled region ended."""
-        self._aside = max(0, self._aside - 1)
-        if not self._aside and self._removed:
+        self.aside = max(0, self.aside - 1)
+        if not self.aside and self._removed:
             self._removed = False
             self.attach()
 

@@ -1,0 +1,189 @@
+"""Gradients of ranks: a multiple of golden's (a missing division, clipping), of one rank alone, or of none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from operator import eq
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import epsilon
+from twinprobe._align.links import NONE
+from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
+from twinprobe._judge.origin import Divergence
+from twinprobe._layout.ranks import micro_batches, passes_of
+from twinprobe._layout.settle import NO_UPDATE
+from twinprobe._layout.sketched.earlier import moved
+from twinprobe._layout.whole import Whole
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on
+from twinprobe._runs.names import TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
+from twinprobe.errors import TwinProbeError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._compare.one import Comparison
+
+UNREDUCED = "have the gradients of their own backward passes"
+_OTHER_ORDER = 4  # epsilons: the same numbers, added up in another order on each rank
+_SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one number
+_FAR = 10  # times that: no rounding
+_FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
+_EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
+_GRADIENT = r"^Optimizer\..*\.input\.0$"
+
+
+def one_multiple(comparison: Comparison) -> list[str]:
+    """Whether gradients that differ are the same multiple of golden's: a mean that is a sum, of experts' alone say."""
+    rows = _gradients(comparison)
+    ratios, precision = (rows["t_norm"] / rows["g_norm"]).to_numpy(), max(map(epsilon, rows["g_dtype"]), default=0.0)
+    if not (np.abs(ratios - 1) > precision).any():
+        return []
+    sizes: dict[str, int] = defaultdict(lambda: 1)
+    for run in (comparison.target, comparison.golden):
+        folders = [run.path.parent]
+        if isinstance(run, Whole):
+            folders = [dump.folder for dump in run.ranks.values()]
+            counts = {one: run.layout.size(one) for one in ("dp", "tp", "cp", "ep", "pp")}
+            counts["micro batches"] = max(run.micro, *map(micro_batches, run.ranks.values()))
+            sizes |= {one: max(count, sizes[one]) for one, count in counts.items()}
+        with suppress(TwinProbeError):  # a program that counts micro batches itself calls its modules so often
+            sizes["micro batches"] = max(sizes["micro batches"], passes_of(open_run(folders[0] / DUMP)))
+    named = {f"{name}={size}": size for name, size in sizes.items() if size > 1}
+    return _one_factor(ratios, named, max(precision, comparison.target.settings.get(PRODUCT_PRECISION, 0.0)))
+
+
+def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:
+    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first."""
+    first = comparison.summary.first
+    if first is None or not first.op.startswith(TOTAL_NORM):
+        return None
+    known = set(comparison.target.ops)
+    lacking = [op for op in comparison.golden.ops if op not in known]
+    partly = [text.partition(".input.0: ")[0] for text in findings if text.endswith(NO_UPDATE)]
+    if not lacking and not partly:
+        return None
+    op = (lacking or partly)[0]
+    more = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
+    alone = f"only golden updates this parameter{more}: no gradient reaches the target's optimizer"
+    sentence = alone if lacking else "a part of the gradient is missing"
+    if lacking and isinstance(comparison.target, Whole) and known:
+        # What is called most alike lies where it does.
+        path = op.split(".")
+        near = max(comparison.target.ops, key=lambda name: [*map(eq, name.split("."), path), False].index(False))
+        place = only_on(comparison.target, near)
+        sentence += f"; {updated_parameter(near)} is on {place}" if place else ""
+    return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
+                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
+
+
+def not_shared(comparison: Comparison, findings: Sequence[str]) -> Divergence | None:
+    """A gradient of which ranks that have the same parameter were given unlike copies, where nothing else differs.
+
+    However near golden's they are, the ranks' parameters drift apart from here on.
+    """
+    whole, pairs = comparison.target, comparison.evidence.pairs
+    if comparison.summary.first is not None or not isinstance(whole, Whole) or whole.path.name != OPTIMIZER_FILE:
+        return None
+    apart = {name for name, _, said in (text.partition(": ") for text in findings)
+             if NOT_GOLDENS in said or NOTHING in said or UNREDUCED in said}  # fmt: skip
+    held = {text.partition(".parameters.before: ")[0] for text in findings}
+    asked = (pairs["t_name"].is_in(list(apart)) & pairs["t_name"].str.contains(_GRADIENT)).fill_null(value=False)
+    for row in np.flatnonzero(asked.to_numpy()).tolist():
+        name, norms = pairs["t_name"][row], [piece.stats[3] or 0.0 for piece in whole.pieces_of(pairs["t_row"][row])]
+        least, most, op = min(norms), max(norms), name.removesuffix(".input.0")
+        if most - least > _OTHER_ORDER * epsilon(pairs["t_dtype"][row]) * most and op not in held:
+            words = f"input.0: ranks are given other gradients of one parameter: norm {least:.4g} to {most:.4g}"
+            module = parse_op(op).body.rpartition(".")[0]
+            return Divergence(
+                op, name, pairs["g_name"][row], "", {}, {}, None, words, "injected", row, module, "input.0"
+            )
+    return None
+
+
+def before_the_gradients(comparison: Comparison) -> Divergence | None:
+    """What comes first in an optimizer's step, wherever it stands: a parameter that differs before the first step of
+    all, and of gradients any one before the norm of all of them, by which the others may be clipped."""
+    first, pairs = comparison.summary.first, comparison.evidence.pairs
+    if first is None or comparison.target.path.name != OPTIMIZER_FILE:
+        return None
+    judged = comparison.judged
+    # Statistics are rounded once when they are recorded: a norm put together of shards is off by less than an epsilon.
+    rounded = np.array([epsilon(dtype) for dtype in pairs["g_dtype"].to_list()])
+    differs = (judged.state == DIFFERS) & ~(judged.error <= rounded)
+    clipped = beside_clipping(comparison, first)
+    told = {"parameters.before": "the parameter differs", "input.0": "it comes from outside and differs"}
+    for argument, said in told.items():
+        given = argument == "input.0"
+        if clipped < 0 and (first.argument == argument or (given and not first.op.startswith(TOTAL_NORM))):
+            return None
+        rows = np.flatnonzero(differs & pairs["t_name"].str.ends_with(f".{argument}").fill_null(value=False).to_numpy())
+        names = [(row, pairs["t_name"][row]) for row in rows.tolist() if row >= clipped or not given]
+        names = [(row, name) for row, name in names if not name.startswith(TOTAL_NORM)]
+        if names and (given or comparison.target.step == 0):
+            row, name = names[0]
+            other, *norms = (pairs[column][row] for column in ("g_name", "t_norm", "g_norm"))
+            op = name.removesuffix(f".{argument}")
+            size = "" if None in norms else f": norm {norms[0]:.4g} against {norms[1]:.4g}"
+            sentence = f"{argument}: {said}{size}"
+            return moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
+    return None
+
+
+def _one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: float = 0.0) -> list[str]:
+    """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of.
+
+    ``precision``: the epsilon of their type.
+    """
+    close = max(_SAME_FACTOR, _EPSILONS * precision)
+    differ = np.abs(every - 1) >= close
+    if not differ.any():
+        return []
+    factors = every[differ]
+    usual = float(np.median(factors)) if len(factors) >= _FEW_GRADIENTS else 0.0
+    if not usual or np.mean(np.abs(factors / usual - 1) < close) < _MOST_GRADIENTS:
+        # Of several optimizers, the one that steps first tells: what it makes of its gradients reaches those of others.
+        first = int(differ.argmax())
+        other = np.abs(every[first:] / every[first] - 1) >= close
+        factors = every[first:][: int(other.argmax()) or None]
+        usual = float(np.median(factors))
+        if len(factors) < _FEW_GRADIENTS / 2:
+            return []
+    why = [name for name, size in sizes.items() if abs(max(usual, 1 / usual) / size - 1) < close]
+    told = f", as many as {' or '.join(why)}" if why else ""
+    if few := len(factors) < _MOST_GRADIENTS * len(every):
+        told += ", the others agree" if len(factors) == differ.sum() else ""
+    count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
+    digits = 4 if precision < _SAME_FACTOR else 2
+    # Where not all differ, only a number of ranks is no chance.
+    said = f"the gradients of {count} parameters are {usual:.{digits}g} times golden's{told}"
+    return [said] if why or not few else []
+
+
+def _gradients(comparison: Comparison) -> pl.DataFrame:
+    """The pairs of what optimizers were given, but zeros."""
+    pairs = comparison.evidence.pairs.with_row_index("order")
+    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
+    return pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+
+
+def beside_clipping(comparison: Comparison, first: Divergence) -> int:
+    """The first row of a gradient that is wrong by itself, where clipping has moved all others by one factor; or -1.
+
+    The norm of all gradients is that of the wrong one, too: what is divided by it is off everywhere.
+    """
+    rows = _gradients(comparison)
+    own = rows.filter(rows["t_name"] == first.row)
+    if not own.height or not any(op.startswith(TOTAL_NORM) for op in comparison.target.ops):
+        return NONE
+    ratios, close = (rows["t_norm"] / rows["g_norm"]).to_numpy(), max(_SAME_CLIP, *map(epsilon, rows["g_dtype"]))
+    off = np.abs(ratios / (own["t_norm"][0] / own["g_norm"][0]) - 1)
+    clipped, wrong = off <= close, rows["order"].to_numpy()[off > _FAR * close]
+    wrong = wrong[comparison.judged.state[wrong] == DIFFERS]
+    return int(wrong[0]) if len(wrong) and np.mean(clipped) > 0.5 else NONE
