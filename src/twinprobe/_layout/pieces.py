@@ -111,8 +111,15 @@ def along(pieces: Sequence[Piece], axis: int) -> list[list[Piece]]:
 
 
 def signature(pieces: Sequence[Piece]) -> Any:
-    """What tells values apart: the shapes and statistics of all their pieces."""
-    return tuple((piece.shape, piece.stats) for piece in pieces)
+    """What tells values apart, in whatever shape or order of dimensions: the sizes and statistics of all their pieces.
+
+    Norms of the same numbers in another order differ in their last digits, means by more.
+    """
+    found = []
+    for piece in pieces:
+        high, low, norm = (None if one is None or isnan(one) else one for one in (*piece.stats[:2], piece.stats[3]))
+        found.append((prod(piece.shape or ()), high, low, norm and f"{norm:.4g}"))
+    return tuple(found)
 
 
 def shapes_of(pieces: Sequence[Piece]) -> str:
@@ -121,14 +128,17 @@ def shapes_of(pieces: Sequence[Piece]) -> str:
     return " and ".join(list(found)[:3])
 
 
-def add_up_to(goal: float | None, pieces: Sequence[Piece]) -> bool:
-    """Whether one number of each rank is its part of a sum: of a loss that is not averaged, say."""
-    values = [piece.stats[0] for piece in pieces]
-    total = sum(value for value in values if value is not None)
-    return goal is not None and None not in values and abs(total - goal) <= 1e-3 * abs(goal)
-
-
 Way = tuple[int, ...]  # for each axis COPIES, SUM or a dimension
+
+
+def add_up_to(goal: float | None, pieces: Sequence[Piece], way: Way) -> bool:
+    """Whether one number of each rank is its part of a sum (of a loss that is not averaged): their mean is far off."""
+    parts = [at for at, dim in enumerate(way) if dim == SUM]
+    values = list({tuple(piece.place[at] for at in parts): piece.stats[0] for piece in pieces}.values())
+    total = sum(value for value in values if value is not None)
+    return goal is not None and None not in values and abs(total - goal) <= 0.1 * abs(total / len(values) - goal)
+
+
 # Which dimensions are likely along an axis, the likeliest first: of weights, and of values (-1 is the last one).
 _WEIGHTS = (0, 1, 2, 3)
 _LIKELY = {"micro": (0, 1), "dp": (0, 1), "ep": (0, 1), "cp": (1, 0, 2), "tp": (-1, 0, 1, 2)}
@@ -160,12 +170,14 @@ def fitting_way(
         likely = _WEIGHTS if weight else _LIKELY[axis]
         dims = dict.fromkeys(dim % len(goal) for dim in likely if -len(goal) <= dim < len(goal)) if goal else {}
         choices.append([COPIES if copies[at] else SUM, *dims])
-    best: tuple[tuple[int, int, tuple[int, ...]], Way] | None = None
+    best: tuple[tuple[int, int, int, tuple[int, ...]], Way] | None = None
     for way in product(*choices):
         if _whole_shape(places, way, 0) != goal:
             continue
         cost = (
             sum(one == SUM for one in way),
+            # Ranks with other words have no parts of one value.
+            sum(one == SUM for axis, one in zip(AXES, way, strict=True) if axis in BATCH_AXES and not weight),
             # Equal pieces may be copies. Tensor parallel ranks have the same words, and micro batches the same weights.
             sum((one >= 0 and some[at]) * (1 + ((AXES[at] == "tp") != weight)) for at, one in enumerate(way)),
         )

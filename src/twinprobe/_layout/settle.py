@@ -284,7 +284,7 @@ class _Side:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            arithmetic = Arithmetic({} if add_up_to(whole, blocks) else self.shares, {}, 1)
+            arithmetic = Arithmetic({} if add_up_to(whole, blocks, way) else self.shares, {}, 1)
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")
@@ -514,7 +514,7 @@ class _Side:
         if -1 in rows or len(lines) > 1 or arithmetic.shares:
             return unknown
         result = self.whole.pieces_of(rows[0])
-        if same(result) and result[0].shape == found.shape:
+        if same(result) and prod(result[0].shape or ()) == prod(found.shape):
             return Known(found.shape, result[0].stats, EXACT, None if extreme else found.recipe)
         return unknown
 
