@@ -265,3 +265,19 @@ def test_ranks_tell_how_far_noise_goes(fault: str, tmp_path: Path, capsys: pytes
     first = compared(tmp_path, capsys, "dp=2")["step0/whole"]["first"]
     said = {"copy": (up, "rank 1's replica differs"), "shard": (up, "rank 1's shard differs")}.get(fault)
     assert (first is None) if said is None else (first["op"] == said[0] and said[1] in first["sentence"])
+
+
+def test_a_rank_with_other_words_does_not_hide_the_order_of_the_sequence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks with one stretch each, of which one has been given other words: the other one is not blamed."""
+    words = np.random.default_rng(5).integers(0, 1000, (8, 32))
+    words[:, 0], words[:, -1] = 0, 999
+    table = random(6, 1000, 4)
+    up = "Module.embedding.Embedding.forward.0"
+    for folder, rank in (("g/step0/proc1", -1), ("t/step0/rank0", 0), ("t/step0/rank1", 1)):
+        own = words if rank < 0 else np.split(words, 2, axis=1)[rank]
+        own, scale = (own[::-1], np.float32(1.5)) if rank == 1 else (own, np.float32(1.0))
+        record(tmp_path / folder, {up: {"input.0": np.ascontiguousarray(own), "output.0": table[own] * scale}})
+    first = compared(tmp_path, capsys, "cp=2")["step0/whole"]["first"]
+    assert first["sentence"].endswith("differs on rank 1")

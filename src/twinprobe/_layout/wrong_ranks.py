@@ -359,16 +359,15 @@ def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
 def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
     """Which of some orders the pieces of whole numbers (the words of a batch) are in; -1 where none fits, or several.
 
-    Sketches tell: blocks of the same elements have the same norms.
+    Sketches tell: blocks of the same elements have the same norms. Those of a rank with other words fit in no order.
     """
     fits = []
-    for at, arithmetic in enumerate(orders):
+    for arithmetic in orders:
         whole.ways[row], whole.arithmetic[row] = way, arithmetic  # settled later, as is every row
-        alone, shared, close = block_gaps(whole, row, other, partner)
-        gaps = [*alone.values(), *(one.gap for one in shared)]
-        if gaps and max(gaps) <= close:
-            fits.append(at)
-    return fits[0] if len(fits) == 1 else -1
+        sets, close = block_sets(whole, row, other, partner)
+        fits.append(float(np.mean([one.gap <= close for one in sets])) if sets else 0.0)
+    best = max(fits)
+    return fits.index(best) if best and fits.count(best) == 1 else -1
 
 
 def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:
