@@ -145,8 +145,21 @@ def test_gradients_are_as_far_off_as_the_backward_pass_that_agrees(error: float,
     calls = pl.Series(
         ["Module.layers.0.attention.Attention.backward.0.output.0", "Module.head.Linear.backward.0.output.0"]
     )
-    note = noise_of_steps(updates, judged([error, error / 2, 1e-7], 2), calls, judged([5e-6, 1e-7], 0))
+    note = noise_of_steps(updates, judged([error, error / 2, 1e-7], 2), calls, judged([5e-6, 1e-7], 0), 1)
     assert bool(note) == noise
     # A parameter that differs is more than a gradient.
     updates = pl.Series([gradient, gradient.replace("input.0", "parameters.before")])
-    assert not noise_of_steps(updates, judged([error, error], 2), calls, judged([5e-6, 1e-7], 0))
+    assert not noise_of_steps(updates, judged([error, error], 2), calls, judged([5e-6, 1e-7], 0), 1)
+
+
+@pytest.mark.parametrize(("few", "noise"), [(True, True), (False, False)])
+def test_one_gradient_of_the_first_step_is_as_far_off_as_its_backward_pass(few: bool, noise: bool) -> None:
+    """In 16 bits, of few words; a fault would be in many of them."""
+    count = 20
+    updates = pl.Series([f"Optimizer.layers.{at}.weight.SGD.0.forward.input.0" for at in range(count)])
+    calls = pl.Series([f"Module.layers.{at}.Linear.backward.0.output.0" for at in range(count)])
+    begun = 1 if few else count // 2
+    found = judged([0.07] * begun + [1e-3] * (count - begun), count)
+    found.calls = SimpleNamespace(of_row=np.arange(count))
+    found.beginnings = [SimpleNamespace(call=at) for at in range(begun)]
+    assert bool(noise_of_steps(updates, found, calls, judged([0.07] * count, 0), 0)) == noise

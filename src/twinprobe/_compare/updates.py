@@ -24,13 +24,7 @@ from twinprobe._judge.describe import size_words
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
 from twinprobe._judge.operations import ADAPTIVE
-from twinprobe._judge.origin import (
-    PARAMETER_GRADIENTS,
-    UPDATED_PARAMETERS,
-    Divergence,
-    Summary,
-    update_of_one_run,
-)
+from twinprobe._judge.origin import PARAMETER_GRADIENTS, UPDATED_PARAMETERS, Divergence, Summary, update_of_one_run
 from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
@@ -48,7 +42,7 @@ _FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$
 _FROM_OUTSIDE = " comes from outside and differs"
 _NOT_OF_THE_PASS = ", though the gradients of this step's backward pass agree"
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
-_MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
+_MANY, _FEW, _MORE = 0.25, 0.1, 4.0  # of all updated parameters, twice; times the noise
 _SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
 _ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
 _RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
@@ -120,13 +114,18 @@ def written_values(runs: tuple[Run, Run], match: Callable[[Run, Run], Pairs]) ->
     return {(*mine, *golden) for (role, *mine), (_, *golden) in both if role == OUTPUT and None not in mine}
 
 
-def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged) -> str:
+def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: Judged, step: int) -> str:
     """A note where gradients that optimizers were given are all that differs, and no farther off than the gradients in
-    the backward passes of their modules, which agree; empty elsewhere."""
-    rows = np.flatnonzero(updates.state == DIFFERS).tolist()
+    the backward passes of their modules, which agree; empty elsewhere. In the first step, noise makes few of them."""
+    differs = updates.state == DIFFERS
+    if step == 0:
+        differs &= np.isin(updates.calls.of_row, [beginning.call for beginning in updates.beginnings])
+    rows = np.flatnonzero(differs).tolist()
     differing = {str(names[row]): float(updates.error[row]) for row in rows}
     gradients = [name for name in differing if not name.startswith(TOTAL_NORM)]
     if not gradients or not all(name.endswith(".input.0") for name in gradients):
+        return ""
+    if step == 0 and len(gradients) > _FEW * names.str.ends_with(".input.0").to_numpy().sum():
         return ""
     off: dict[str, float] = {}
     modules = calls.str.extract(rf"^Module\.(.+)\.\w+\.{BACKWARD}\.").to_list()
@@ -137,7 +136,8 @@ def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: 
     worst = max(may.values())
     if not all(error <= _MORE * may.get(name, worst) for name, error in differing.items()):
         return ""
-    return f"{gradients[0]} is as far off as in its backward pass, which agrees: noise of the steps before"
+    before = " of the steps before" if step else ""
+    return f"{gradients[0]} is as far off as in its backward pass, which agrees: noise{before}"
 
 
 def micro_mean(pairs: pl.DataFrame, op: str, micro: Sequence[int]) -> bool:

@@ -14,22 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._align.calls import bare_path, dims
+from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.rank_gradients import UNREDUCED, before_the_gradients, not_shared, not_updated, one_multiple
 from twinprobe._compare.request import Job, Request
-from twinprobe._compare.updates import (
-    SCALE_OF_LOSS,
-    adaptive_rate,
-    micro_mean,
-    noise_of_steps,
-    silent_parts,
-)
-from twinprobe._judge.deviation import ADAPTIVE_RATE, DIFFERS, PRODUCT_PRECISION, SILENT
+from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
+from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, PARAMETER_DIFFERS
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,
@@ -57,7 +51,7 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
-from twinprobe._layout.sketched.earlier import ON_RANKS, cut_through, earlier_value, moved
+from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, moved, odd_ranks
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
@@ -68,6 +62,7 @@ from twinprobe.errors import BadInput, TwinProbeError
 
 _OTHER_SHARE = 1.5  # of the parameters: two ranks that share them have half of them each
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
+_MOST = 0.5  # of the gradients of a step
 _FEW_ALIKE = 3  # findings that are listed one by one
 _READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
@@ -201,7 +196,8 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         return found
     if job.target.name != DUMP:
         return _without_noise(found, job, options)
-    return _update_before(_other_weight(_without_scale(found, job, options), job, options), job, options)
+    found = _by_ranks(_other_weight(_without_scale(found, job, options), job, options), job, options)
+    return _update_before(found, job, options)
 
 
 def _compared(job: Job, options: Options) -> Comparison:
@@ -242,17 +238,18 @@ def _odd_updates(comparison: Comparison, job: Job) -> list[str]:
 
 
 def _without_noise(comparison: Comparison, job: Job, options: Options) -> Comparison:
-    """The comparison of updates without gradients that are as far off in a backward pass that agrees.
-
-    Adam makes whole steps of rounding. What the next backward pass makes of that is known of its calls alone.
-    """
-    summary, rate = comparison.summary, adaptive_rate(job.ranks[0].files(OPTIMIZER_FILE).values())
-    if summary.first is None or comparison.target.step == 0 or not rate:
+    """The comparison of updates without gradients that are as far off in a backward pass that agrees: only calls tell
+    what Adam makes of rounding, and 16 bits of a gradient of few words."""
+    summary, step, dtypes = comparison.summary, comparison.target.step, comparison.evidence.pairs["g_dtype"]
+    own = epsilon(dtypes[summary.first.order]) if summary.first else 0.0
+    coarse = max(own, comparison.target.settings.get(PRODUCT_PRECISION, 0.0)) > COARSE
+    rate = adaptive_rate(job.ranks[0].files(OPTIMIZER_FILE).values())
+    if summary.first is None or not (rate if step else coarse):
         return comparison
     calls = replace(job, target=job.target.with_name(DUMP), golden=job.golden.with_name(DUMP))
     passes = _compared(calls, replace(options, noise=None))
     (names, updates), (ops, back) = ((one.evidence.pairs["t_name"], one.judged) for one in (comparison, passes))
-    note = noise_of_steps(names, updates, ops, back) if passes.summary.first is None else ""
+    note = noise_of_steps(names, updates, ops, back, step) if passes.summary.first is None else ""
     kept = replace(summary, first=None, others=[], results=[], notes=[*summary.notes, note])
     return replace(comparison, summary=kept) if note else comparison
 
@@ -266,8 +263,10 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     summary, first = comparison.summary, comparison.summary.first
     if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
         return comparison
-    given = _compared(_updates_of(job), replace(options, noise=None)).summary
+    read = _compared(_updates_of(job), replace(options, noise=None))
+    given, gradients = read.summary, int(read.evidence.pairs["t_name"].str.ends_with(".input.0").sum())
     agree = given.first is None and bool(given.results) and all(result.agrees for result in given.results)
+    agree |= 0 < len(read.judged.beginnings) < _MOST * gradients  # a scale that stays is in all of them
     micro = [run.micro if isinstance(run, Whole) else 1 for run in (comparison.target, comparison.golden)]
     if not agree and not micro_mean(comparison.evidence.pairs, first.op, micro):
         return comparison
@@ -288,7 +287,7 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
         return comparison
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
     if update is None or update.argument != "parameters.before":
-        return _other_shard(comparison, np.flatnonzero(differs).tolist())
+        return comparison
     known = bare_path(updated_parameter(update.op))
     for row in np.flatnonzero(differs).tolist():
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
@@ -323,20 +322,21 @@ def _update_before(comparison: Comparison, job: Job, options: Options) -> Compar
     return replace(comparison, summary=replace(summary, first=replace(update, order=NONE), others=others))
 
 
-def _other_shard(comparison: Comparison, rows: list[int]) -> Comparison:
-    """The comparison with a parameter that differs on some ranks alone before the first step, as no rounding does."""
-    summary, pairs = comparison.summary, comparison.evidence.pairs
-    for row in rows:
-        name = pairs["t_name"][row]
-        said = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{name}: ")]
-        op, _, parameter = name.rpartition(".parameters.")
-        if op and any(text.endswith("shard differs") for text in said):
-            words = "; ".join([f"parameters.{parameter}: the parameter differs", *said])
-            first = Divergence(op, name, pairs["g_name"][row], "", {}, {}, None, words, "injected", row,
-                               parse_op(op).body, f"parameters.{parameter}", OUTSIDE)  # fmt: skip
-            notes = [note for note in summary.notes if not note.startswith(f"{name} differs more")]
-            return replace(comparison, summary=replace(summary, first=first, notes=notes))
-    return comparison
+def _by_ranks(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison with what some ranks alone have wrong within the noise of 16 bits, if optimizers differ, too."""
+    summary, whole = comparison.summary, comparison.target
+    if not isinstance(whole, Whole) or isinstance(comparison.golden, Whole):
+        return comparison
+
+    def differ() -> bool:
+        return bool(summary.first or _compared(_updates_of(job), replace(options, noise=None)).summary.first)
+
+    texts = (text.partition(": ") for text in (*whole.findings, *summary.notes))
+    said = {name: words for name, _, words in texts if words.endswith(ODD)}
+    pairs, first = comparison.evidence.pairs, summary.first
+    found = odd_ranks(whole, comparison.golden, pairs, first.order if first else pairs.height, said, differ)
+    notes = [note for note in summary.notes if found is None or not note.startswith(f"{found.row} differs more")]
+    return replace(comparison, summary=replace(summary, first=found or summary.first, notes=notes))
 
 
 def _updates_of(job: Job) -> Job:
@@ -452,13 +452,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
         if first.begins == ARGUMENT:
             said += [text.partition(": ")[2] for text in findings
                      if text.startswith(f"{first.op}.") and SETTING in text][:1]  # fmt: skip
-        for start in (
-            f"{first.op}.{first.argument}: ",
-            f"{first.op}.",
-            f"{first.op}: ",
-            f"{around}: ",
-            f"{around}.parameters.",
-        ):
+        of_call = (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{first.op}: ")
+        for start in (f"{first.row}: ", *of_call, f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
@@ -515,6 +510,9 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
         if call == first and run.path.name != OPTIMIZER_FILE and not (rows & (role == PARAMETER)).any():
             rows |= own & (role == INPUT)
         asked |= dict.fromkeys(np.flatnonzero(rows).tolist(), bool((own & (role == INPUT)).any()))
+    at = comparison.summary.first.order if comparison.summary.first is not None else -1
+    if at >= 0 and differs[at] and run.path.name != OPTIMIZER_FILE:  # what a module's own code gives to another call
+        asked.setdefault(at, False)
     # Parameters that differ before a step come first; before the first one of all, nothing has made noise of them.
     if run.path.name == OPTIMIZER_FILE or (not suspects and run.step == 0):
         asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)

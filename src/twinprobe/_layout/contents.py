@@ -28,9 +28,10 @@ from twinprobe.errors import TwinProbeError
 if TYPE_CHECKING:
     import polars as pl
 
-_FAR = 0.999  # a cosine below this is no rounding
+_FAR, _APART = 0.999, 0.9  # a cosine below this is no rounding, nor the noise of 16 bits or of earlier steps
 _CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
-_NEARER = 0.1  # another order counts where it leaves less than this of the distance
+_ALIKE = 0.3  # the same, of values with such noise
+_NEARER = 0.3  # another order counts where it leaves less than this of the distance
 _MOST_QUERIES = 64  # heads of queries to one of keys
 _MOST_ORDERS = 256
 _GATHERED, _FUSED = "gathered by context parallel ranks", "of fused projections, cut in their parts on each rank"
@@ -58,10 +59,12 @@ def put_in_order(target: Run, golden: Run, pairs: pl.DataFrame, metrics: pl.Data
     runs = target, golden
     if not any(isinstance(run, Whole) and (run.layout.cp > 1 or run.layout.tp > 1) for run in runs):
         return found
-    with np.errstate(invalid="ignore"):
-        far = metrics["cosine"].fill_null(1.0).to_numpy() < _FAR
     plain = (pairs["turn"].is_null() & ~pairs["joined"]).to_numpy()
-    for row in np.flatnonzero(far & plain & _same_statistics(pairs)).tolist():
+    with np.errstate(invalid="ignore"):
+        cosine = metrics["cosine"].fill_null(1.0).to_numpy()
+        moved = (cosine < _FAR) & _same_statistics(pairs, _CLOSE)
+        moved |= (cosine < _APART) & _same_statistics(pairs, _ALIKE)
+    for row in np.flatnonzero(moved & plain).tolist():
         shape = dims(pairs["g_shape"][row])
         files = pairs["t_file"][row], pairs["g_file"][row]
         if not shape or None in files or dims(pairs["t_shape"][row]) != shape:
@@ -81,12 +84,12 @@ def put_in_order(target: Run, golden: Run, pairs: pl.DataFrame, metrics: pl.Data
     return found
 
 
-def _same_statistics(pairs: pl.DataFrame) -> NDArray[np.bool_]:
+def _same_statistics(pairs: pl.DataFrame, least: float) -> NDArray[np.bool_]:
     """Rows whose maximum, minimum, mean and norm agree, as far as they are known."""
     sides = [[pairs[f"{side}_{stat}"].cast(float).to_numpy() for stat in STATS] for side in "tg"]
     same = np.ones(pairs.height, dtype=bool)
     # The largest of many elements may be rounded the other way: one digit of bfloat16 is more than a thousandth.
-    close = np.array([max(_CLOSE, epsilon(dtype)) for dtype in pairs["g_dtype"].to_list()])
+    close = np.array([max(least, epsilon(dtype)) for dtype in pairs["g_dtype"].to_list()])
     with np.errstate(all="ignore"):
         scale = np.fmax.reduce([np.abs(values) for side in sides for values in side[:2]])
         for stat, mine, other in zip(STATS, *sides, strict=True):

@@ -111,8 +111,15 @@ def along(pieces: Sequence[Piece], axis: int) -> list[list[Piece]]:
 
 
 def signature(pieces: Sequence[Piece]) -> Any:
-    """What tells values apart: the shapes and statistics of all their pieces."""
-    return tuple((piece.shape, piece.stats) for piece in pieces)
+    """What tells values apart, in whatever shape or order of dimensions: the sizes and statistics of all their pieces.
+
+    Norms of the same numbers in another order differ in their last digits, means by more.
+    """
+    found = []
+    for piece in pieces:
+        high, low, norm = (None if one is None or isnan(one) else one for one in (*piece.stats[:2], piece.stats[3]))
+        found.append((prod(piece.shape or ()), high, low, norm and f"{norm:.4g}"))
+    return tuple(found)
 
 
 def shapes_of(pieces: Sequence[Piece]) -> str:
@@ -153,12 +160,14 @@ def fitting_way(
         likely = _WEIGHTS if weight else _LIKELY[axis]
         dims = dict.fromkeys(dim % len(goal) for dim in likely if -len(goal) <= dim < len(goal)) if goal else {}
         choices.append([COPIES if copies[at] else SUM, *dims])
-    best: tuple[tuple[int, int, tuple[int, ...]], Way] | None = None
+    best: tuple[tuple[int, int, int, tuple[int, ...]], Way] | None = None
     for way in product(*choices):
         if _whole_shape(places, way, 0) != goal:
             continue
         cost = (
             sum(one == SUM for one in way),
+            # Ranks with other words have no parts of one value.
+            sum(one == SUM for axis, one in zip(AXES, way, strict=True) if axis in BATCH_AXES and not weight),
             # Equal pieces may be copies. Tensor parallel ranks have the same words, and micro batches the same weights.
             sum((one >= 0 and some[at]) * (1 + ((AXES[at] == "tp") != weight)) for at, one in enumerate(way)),
         )

@@ -514,7 +514,7 @@ class _Side:
         if -1 in rows or len(lines) > 1 or arithmetic.shares:
             return unknown
         result = self.whole.pieces_of(rows[0])
-        if same(result) and result[0].shape == found.shape:
+        if same(result) and prod(result[0].shape or ()) == prod(found.shape):
             return Known(found.shape, result[0].stats, EXACT, None if extreme else found.recipe)
         return unknown
 

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isclose, isnan, prod
+from math import inf, isclose, prod
 from typing import Any
 
 import numpy as np
@@ -252,7 +252,7 @@ def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Ma
     for row, op in enumerate(ops):
         of_op[op].append(row)
         if kinds[row] == TENSOR and not is_module(op) and not COLLECTIVE.match(op) and f".{FORWARD}" in op:
-            signs[row] = _contents(whole.pieces_of(row))
+            signs[row] = signature(whole.pieces_of(row))
             if roles[row] == OUTPUT:
                 made[signs[row]].append(op)
 
@@ -265,7 +265,7 @@ def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Ma
     def is_cut(row: int) -> bool:
         return row in partners and dims(goals[partners[row]]) != whole.pieces_of(row)[0].shape
 
-    taken = {_contents(whole.pieces_of(row)) for row, op in enumerate(ops)
+    taken = {signature(whole.pieces_of(row)) for row, op in enumerate(ops)
              if COLLECTIVE.match(op) and roles[row] == INPUT and kinds[row] == TENSOR and reduces(row)}  # fmt: skip
     open_ends = list(taken)
     before: set[str] = set()
@@ -290,12 +290,6 @@ def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Ma
         found |= {row for row in outputs if signs[row] not in taken}
         found |= set(of_op.get(op.replace(f".{FORWARD}", f".{BACKWARD}"), ()))
     return found
-
-
-def _contents(pieces: Sequence[Piece]) -> Any:
-    """What is left of a value when it is seen in another shape: its size and its statistics on each rank."""
-    return tuple((prod(piece.shape or ()), *(None if one is None or isnan(one) else one for one in piece.stats))
-                 for piece in pieces)  # fmt: skip
 
 
 def parts_of_sums(whole: Whole, reduced: dict[Any, int]) -> dict[Any, int]:

@@ -112,6 +112,11 @@ class Whole(Run):
             found.append(Piece(rank, (micro, dp, ep, cp, tp), local, tuple(stats), file, digest))
         return found
 
+    def is_cut(self, row: int, *, batch: bool = False) -> bool:
+        """Whether ranks hold different parts of one row's value, or of the batch, which follow one another."""
+        way = self.ways.get(row, (-1, -1))
+        return max(way[:-1] if batch else way) >= 0 or (not batch and any(self.placements_of(row)))
+
     def counts(self, op: str, mine: float | None, goal: float | None) -> bool:
         """Whether a whole number that a call is given counts what is split: golden's counts all pieces."""
         if mine == goal or not mine or not goal or goal % mine or _ARITHMETIC.search(op):  # a factor counts nothing

@@ -8,8 +8,9 @@ a piece that holds more than the whole may hold.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from math import inf, nan, prod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
+from math import inf, nan, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 _UNLIKELY = 0.02  # a chance that is no explanation
-NOT_GOLDENS, NOTHING = ", and none is golden's", "but nothing"
+NO_REPLICA, NOT_GOLDENS, NOTHING = "replica differs from the others", ", and none is golden's", "but nothing"
 _MEASURES = ("block_norm", "block_max")
 
 
@@ -72,10 +73,10 @@ def whose(
     given wrong values on all ranks.
     """
     pieces, alone = whole.pieces_of(row), True
-    if max(whole.ways.get(row, (-1,))) < 0 and not any(whole.placements_of(row)):  # copies, or parts of a sum
+    if not whole.is_cut(row):  # copies, or parts of a sum
         if whole.table["role"][row] == PARAMETER:
             ranks = _gathered_from(whole, row, other, partner)
-            return f"{_shards(ranks)}, which is gathered" if ranks else ""
+            return f"{shards_of(ranks)}, which is gathered" if ranks else ""
         ranks = _by_summands(whole, row, other, partner)
         return f"rank {numbers_of(ranks)}'s part of the sum differs" if ranks else ""
     if None not in files:
@@ -93,19 +94,27 @@ def whose(
             alone = len(gaps) == len(pieces)  # what is no larger than it may be is not right for that
     if not wrong or len(wrong) == len(pieces):
         return ""
+    wrong = _with_copies(whole, row, wrong)
     if whole.table["role"][row] == PARAMETER:  # data parallel ranks have copies, whoever holds what they gather
-        wrong = {at for at, piece in enumerate(pieces) for odd in (pieces[one] for one in wrong)
-                 if piece is odd or (piece.place[-1] == odd.place[-1] and same([piece, odd]))}  # fmt: skip
         wrong = _holders(whole, row, other, partner, wrong)
     ranks = sorted({pieces[at].rank for at in wrong})
     micro = sorted({pieces[at].place[0] for at in wrong})
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
     if len(ranks) == len({piece.rank for piece in pieces}):
         return f"{batches} differs, the others agree" if batches else ""
-    return _shards(ranks) + (f", in {batches}" if batches else "") + ("" if alone else ", perhaps not alone")
+    return shards_of(ranks) + (f", in {batches}" if batches else "") + ("" if alone else ", perhaps not alone")
 
 
-def _shards(ranks: Sequence[int]) -> str:
+def _with_copies(whole: Whole, row: int, wrong: Collection[int]) -> set[int]:
+    """Some pieces of a value, and their copies: other ranks that hold the same part of it."""
+    pieces = whole.pieces_of(row)
+    cut = [axis for axis, dim in enumerate(whole.ways.get(row, ())) if dim >= 0] or [-1]
+    places = [tuple(piece.place[axis] for axis in cut) for piece in pieces]
+    return {at for at, piece in enumerate(pieces) for odd in wrong
+            if at == odd or (places[at] == places[odd] and same([piece, pieces[odd]]))}  # fmt: skip
+
+
+def shards_of(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else f"the shards of ranks {numbers_of(ranks)} differ"
 
 
@@ -158,7 +167,7 @@ def odd_copies(
     for own in groups:
         good = min(own, key=distance)
         wrong |= {rank for one in own if not same([one, good]) for rank in members.get(one.rank, [one.rank])}
-    return (f"rank {numbers_of(sorted(wrong))}'s replica differs from the others" if wrong else ""), odd
+    return (f"rank {numbers_of(sorted(wrong))}'s {NO_REPLICA}" if wrong else ""), odd
 
 
 def other_parts(whole: Whole, group: Sequence[Piece], said: str) -> str:
@@ -222,10 +231,12 @@ def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: S
     if goal is None or any(one is None or one["count"] != goal["whole"] for one in (goal, *own)):
         return ""
     close = max(CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
-    if any(np.linalg.norm(one["sums"] - goal["sums"]) <= close for one in own):
+    nearest = min(float(np.linalg.norm(one["sums"] - goal["sums"])) for one in own)
+    if nearest <= close:
         return ""
     total = np.sum([one["sums"] for one in own], axis=0, dtype=np.float64)
     found = {"sum": total, "mean": total / len(own)}
+    close = max(close, _NEARER * nearest)  # what 16 bits leave of a sum is noisier than one rounding
     return next((word for word, value in found.items() if np.linalg.norm(value - goal["sums"]) <= close), "")
 
 
@@ -242,7 +253,9 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
              <= close}  # fmt: skip
     if len(wrong) > 1 and not moved and _same_together(whole, row, other, partner):
         return []
-    return sorted({pieces[at].rank for at in wrong})
+    if wrong == {at for one in sets if len(one.own) == 1 for at in one.own} != set().union(*(one.own for one in sets)):
+        return []  # of the others nothing is known
+    return sorted({pieces[at].rank for at in _with_copies(whole, row, wrong)})
 
 
 def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
@@ -265,43 +278,87 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     known = _shards_and_goal(whole, row, other, partner)
     if known is None:
         return ""
-    (shards, golden), pieces = known, whole.pieces_of(row)
+    ranks, shards, golden = known
     tp = len(shards)
     halves = [tuple(_places(half, golden) for half in np.split(shard, 2)) for shard in shards]
     found = [_places(shard, golden) for shard in shards]
     if min(found) < 0:  # of a fused parameter each rank has a part of both halves
         found = [there if (there, tp + there) == places else -1 for places in halves for there in places[:1]]
     if min(found) >= 0:
-        wrong = [(pieces[at].rank, pieces[there].rank) for at, there in enumerate(found) if at != there]
+        wrong = [(ranks[at], ranks[there]) for at, there in enumerate(found) if at != there]
         return ", ".join(f"rank {rank} has the shard of rank {there}" for rank, there in wrong[:4])
     turned = [at for at, places in enumerate(halves) if places == (tp + at, at)]
     straight = [at for at, places in enumerate(halves) if places == (at, tp + at)]
     if not turned or len(turned) + len(straight) < tp:
         return ""
-    return f"rank {numbers_of([pieces[at].rank for at in turned])} has the halves of its shard in the other order"
+    return f"rank {numbers_of([ranks[at] for at in turned])} has the halves of its shard in the other order"
+
+
+def farther(whole: Whole, row: int, other: Run, partner: int, least: float) -> set[int]:
+    """The ranks whose parts of a value are much farther from golden's than others', by so much of usual blocks."""
+    sets, gaps = block_sets(whole, row, other, partner)[0], defaultdict[int, list[float]](list)
+    for one in sets:
+        for at in one.own if len(one.own) == 1 else ():
+            gaps[at].append(abs(sqrt(one.own[at]) - sqrt(one.golden)) / sqrt(len(one.blocks)))
+    if min(map(len, gaps.values()), default=0) < _FEWEST_BLOCKS:
+        return set()
+    usual = sqrt(sum(one.golden for one in sets) / sum(len(one.blocks) for one in sets))
+    ranked = sorted((float(np.median(gap)), at) for at, gap in gaps.items())
+    for split, ((near, _), (away, _)) in enumerate(pairwise(ranked), 1):
+        if away > least * usual and near <= _NEARER * away:
+            return {whole.pieces_of(row)[at].rank for at in _with_copies(whole, row, {at for _, at in ranked[split:]})}
+    return set()
+
+
+def strange_shards(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
+    """The ranks whose shards of a parameter are not made of golden's blocks in their order, where others' are.
+
+    Of a fused parameter each rank has parts of several stretches: all ranks' parts end where blocks do, or none's.
+    """
+
+    def is_golden(shard: NDArray[np.float64]) -> bool:
+        places = np.abs(golden - shard[:, None]) <= _SAME_BLOCK * golden
+        after = -1  # golden's order is kept
+        for found in places:
+            after = next((at for at in np.flatnonzero(found).tolist() if at > after), BLOCKS)
+        return after < BLOCKS
+
+    ranks, shards, golden = _shards_and_goal(whole, row, other, partner) or ([], [], np.empty(0))
+    right = list(map(is_golden, shards))
+    return [rank for rank, one in zip(ranks, right, strict=True) if not one] if any(right) else []
 
 
 def in_one_stretch(whole: Whole, row: int, other: Run, partner: int) -> bool:
     """Whether each rank has one stretch of golden's rows, in the order of the ranks."""
     known = _shards_and_goal(whole, row, other, partner)
-    return known is not None and [_places(shard, known[1]) for shard in known[0]] == [*range(len(known[0]))]
+    return known is not None and [_places(shard, known[2]) for shard in known[1]] == [*range(len(known[1]))]
 
 
-def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[Any], NDArray[np.float64]] | None:
-    """The squared norms of as many blocks of each shard of a parameter as golden has in such a part, and golden's."""
-    pieces, way = whole.pieces_of(row), whole.ways.get(row, ())
-    tp, goal = len(pieces), sketch_of(other, other.table["name"][partner])
-    cut = len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0 and tp == whole.layout.tp
-    if not cut or goal is None or BLOCKS % (2 * tp) or isinstance(other, Whole):
+def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[int], list[Any], Any] | None:
+    """The ranks that hold the shards of a parameter in their order (of copies, the first), the squared norms of as many
+    blocks of each shard as golden has in such a part, and golden's."""
+    pieces, way, placed = whole.pieces_of(row), whole.ways.get(row, ()), whole.placements_of(row)
+    goal = sketch_of(other, other.table["name"][partner])
+    if None not in placed and {one.ways for one in placed} == {(0,)}:
+        places = [one.mesh.index(piece.rank) for piece, one in zip(pieces, placed, strict=True)]
+    elif not any(placed) and len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0:
+        places = [piece.place[-1] for piece in pieces]
+    else:
         return None
-    own = sketches_of(whole, row)
-    if any(one is None or one["flags"] & SHARD or one["count"] * tp != goal["whole"] for one in own):
+    own, held = sketches_of(whole, row), [places.index(place) for place in sorted(set(places))]
+    shards, tp = [own[at] for at in held], len(held)
+    if goal is None or isinstance(other, Whole) or tp < 2 or BLOCKS % (2 * tp):
         return None
-    if any(BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *own)):  # blocks of equal lengths
+    if any(one is None or one["count"] * tp != goal["whole"] for one in shards):
         return None
-    golden = goal["block_norm"].astype(np.float64) ** 2
-    shards = [(one["block_norm"].astype(np.float64) ** 2).reshape(-1, tp).sum(axis=1) for one in own]
-    return shards, golden
+    if any(
+        BLOCKS * block_length(int(one["count"])) != one["count"] for one in (goal, *shards)
+    ):  # blocks of equal lengths
+        return None
+    golden, *squares = (one["block_norm"].astype(np.float64) ** 2 for one in (goal, *shards))
+    parts = [part.reshape(tp, -1)[at] if one["flags"] & SHARD else part.reshape(-1, tp).sum(axis=1)
+             for at, (one, part) in enumerate(zip(shards, squares, strict=True))]  # fmt: skip
+    return [pieces[at].rank for at in held], parts, golden
 
 
 def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
@@ -315,16 +372,15 @@ def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
 def fitting_order(whole: Whole, row: int, other: Run, partner: int, way: Way, orders: Sequence[Arithmetic]) -> int:
     """Which of some orders the pieces of whole numbers (the words of a batch) are in; -1 where none fits, or several.
 
-    Sketches tell: blocks of the same elements have the same norms.
+    Sketches tell: blocks of the same elements have the same norms. Those of a rank with other words fit in no order.
     """
     fits = []
-    for at, arithmetic in enumerate(orders):
+    for arithmetic in orders:
         whole.ways[row], whole.arithmetic[row] = way, arithmetic  # settled later, as is every row
-        alone, shared, close = block_gaps(whole, row, other, partner)
-        gaps = [*alone.values(), *(one.gap for one in shared)]
-        if gaps and max(gaps) <= close:
-            fits.append(at)
-    return fits[0] if len(fits) == 1 else -1
+        sets, close = block_sets(whole, row, other, partner)
+        fits.append(float(np.mean([one.gap <= close for one in sets])) if sets else 0.0)
+    best = max(fits)
+    return fits.index(best) if best and fits.count(best) == 1 else -1
 
 
 def _by_statistics(pieces: Sequence[Piece], other: Run, partner: int) -> set[int]:

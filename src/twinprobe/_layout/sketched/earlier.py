@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twinprobe._align.calls import dims
+from twinprobe._align.calls import dims, epsilon
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import in_one_stretch, misplaced, numbers_of, other_data
-from twinprobe._runs.names import parse_op
+from twinprobe._layout.wrong_ranks import (
+    NO_REPLICA,
+    farther,
+    in_one_stretch,
+    misplaced,
+    numbers_of,
+    other_data,
+    shards_of,
+    strange_shards,
+)
+from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
+from twinprobe._runs.table import PARAMETER
 
 if TYPE_CHECKING:
     import polars as pl
 
 ON_RANKS = "differs on rank"
 _MOST_WORDS = 64  # values that ranks were given
-_SAME_CALL = 16  # rows: the parameters of a module come after what its functions are given
+_LAST_VALUES, _MOST_VALUES = 24, 2000  # of which ranks are asked: those at the end, and all
+_EPSILONS = 2  # by which copies in 16 bits differ where they are no copies
+ODD = (NO_REPLICA, "adds them up", "shard differs")
+_VALUE = r"\.(input|output|parameters)\."
 _PLACES = r"\.(index_\w+|__getitem__)\.\d+\."  # their whole numbers are places in a rank's own batch
 
 
@@ -68,9 +82,12 @@ def _other_shards(first: Divergence, whole: Whole, golden: Run, pairs: pl.DataFr
     their statistics are golden's."""
     held = pairs["t_name"].str.contains(".parameters.", literal=True) & pairs["t_row"].is_not_null()
     rows = pairs.with_row_index("order").filter(held & pairs["g_row"].is_not_null())
+    around, above = {first.op}, first.op
+    while above := whole.parents.get(above) or "":
+        around.add(above)  # whose parameters come after all that is called inside
     for order, row, partner, name, other in rows.select("order", "t_row", "g_row", "t_name", "g_name").iter_rows():
-        if order > first.order + _SAME_CALL:
-            break
+        if order > first.order and whole.pieces["op"][row] not in around:
+            continue
         said = misplaced(whole, row, golden, partner) or _other_numbers(whole, row, golden, partner)
         if said:
             op, _, argument = name.rpartition(".parameters.")
@@ -84,12 +101,54 @@ def _other_numbers(whole: Whole, row: int, golden: Run, partner: int) -> str:
 
     A fused parameter lies in another order on all ranks. After a step, noise may have moved a parameter.
     """
-    if whole.step != 0 or max(whole.ways.get(row, (-1,))) < 0 or any(whole.placements_of(row)):
+    if whole.step != 0 or not whole.is_cut(row):
         return ""
-    ranks = other_data(whole, row, golden, partner)
-    if not ranks or len(ranks) >= whole.layout.tp:
+    ranks = other_data(whole, row, golden, partner) or strange_shards(whole, row, golden, partner)
+    if not ranks or len(ranks) >= len(whole.pieces_of(row)):
         return ""
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)} {'have' if len(ranks) > 1 else 'has'} other numbers there"
+
+
+def odd_ranks(
+    whole: Whole, golden: Run, pairs: pl.DataFrame, before: int, said: dict[str, str], differ: Callable[[], bool]
+) -> Divergence | None:
+    """The first value before a row that some ranks alone have wrong, of the noise that 16 bits explain.
+
+    Ranks compute alike: copies are equal, and of shards those of other ranks tell how far noise goes. Parameters have
+    none before the first step. ``said``: of single ranks, by names; ``differ`` says whether the runs differ at all.
+    """
+    known = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null() & pairs["t_name"].str.contains(_VALUE)
+    rows = pairs.with_row_index("order").filter(known).select("order", "t_row", "g_row", "t_name", "g_name", "g_dtype")
+    values = [one for one in rows.iter_rows() if one[0] < before and ("float16" in (one[-1] or "") or one[3] in said)]
+
+    def apart(row: int, dtype: str, times: float) -> bool:
+        if whole.table["role"][row] == PARAMETER or "float16" not in dtype:
+            return whole.step == 0 and whole.table["role"][row] == PARAMETER
+        high, low, _, norm = zip(*(piece.stats for piece in whole.pieces_of(row)), strict=True)
+        least = times * epsilon(dtype)
+        return any(None not in one and max(one) - min(one) > least * max(map(abs, one)) for one in (high, low, norm))
+
+    # A parameter that is not copied may have no effect.
+    sure = {name for name, words in said.items() if FORWARD in name and (words.endswith(ODD[-1]) or "put." in name)}
+    certain = any(one[3] in sure and apart(one[1], one[-1], _EPSILONS) for one in values)
+    if not values or (not certain and not differ()):
+        return None
+    cut = [one for one in values if FORWARD in one[3] and whole.is_cut(one[1]) and not certain]
+    # What only a part of the batch has wrong stays there: what dies out is no difference.
+    odd = {rank for one in cut[-_LAST_VALUES:] for rank in farther(whole, one[1], golden, one[2], 0.0)}
+    asked = {one[0] for one in cut[:_MOST_VALUES]}
+    for order, row, partner, name, other, dtype in values:
+        words = said.get(name, "") if apart(row, dtype, 1) else ""
+        ranks = farther(whole, row, golden, partner, epsilon(dtype)) if not words and order in asked else set()
+        if ranks and (ranks <= odd or not whole.is_cut(row, batch=True)):
+            words = f"{shards_of(sorted(ranks))}, on the other ranks it agrees better"
+        if words:
+            op, argument = whole.pieces["op"][row], whole.pieces["suffix"][row].removeprefix(".")
+            inside = whole.parents.get(op) if argument.startswith("input") or not parse_op(op).is_module else op
+            words = f"{argument}: {'the parameter differs; ' * argument.startswith('parameters')}{words}"
+            return Divergence(op, name, other, "", {}, {}, None, words, "injected", order,
+                              parse_op(inside).body if inside else "", argument, OUTSIDE)  # fmt: skip
+    return None
 
 
 def cut_through(first: Divergence, target: Run, golden: Run, pairs: pl.DataFrame) -> str:
