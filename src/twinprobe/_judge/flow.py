@@ -20,7 +20,7 @@ from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER, OpName
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -236,11 +236,18 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
     in_groups = set().union(*whole_group.values())
+    # One squared is one; of booleans no norm is recorded.
+    hits = ~(
+        np.abs(
+            np.minimum(pairs["t_norm"].to_numpy(), 1e9) ** 2 - np.clip(pairs["t_mean"].to_numpy(), -1, 1) * elements[0]
+        )
+        > 1e-3 * elements[0]
+    ) & np.all([np.isin(pairs[f"t_{stat}"], (0, 1)) for stat in ("max", "min")], axis=0)
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, _hits(pairs, elements[0]), unlike,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, hits & (elements[0] > 1), unlike,
         _moved(pairs) if run.settings.get(ROUGH_EXP) else frozenset(),
     )  # fmt: skip
 
@@ -418,13 +425,6 @@ def _sizes(shapes: pl.Series) -> tuple[Floats, Ints]:
     elements = shapes.replace_strict({text: float(prod(shape)) for text, shape in known.items()}, default=0.0)
     lengths = shapes.replace_strict({text: shape[0] for text, shape in known.items() if shape}, default=0)
     return elements.fill_null(0.0).to_numpy().astype(np.float64), lengths.fill_null(0).to_numpy().astype(np.int64)
-
-
-def _hits(pairs: pl.DataFrame, elements: Floats) -> Bools:
-    high, low, mean, norm = (pairs[f"t_{stat}"].to_numpy().astype(np.float64) for stat in STATS)
-    with np.errstate(invalid="ignore"):  # one squared is one; of booleans no norm is recorded
-        found: Bools = np.isnan(norm) | (np.abs(norm**2 - mean * elements) <= 1e-3 * elements)
-    return found & np.isin(high, (0, 1)) & np.isin(low, (0, 1)) & (elements > 1)
 
 
 def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = True) -> NDArray[np.uint64]:
