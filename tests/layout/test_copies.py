@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinprobe._layout.pieces import COPIES, SUM, Piece, add_up_to, fitting_way, same, signature
+from twinprobe._layout.pieces import COPIES, PLAIN, SUM, Arithmetic, Piece, fitting_way, nearest, same, signature
 
 MASKED = (1.108, -1e4, -4375.026, 149666.297)  # max, min, mean and norm of scores behind a mask
 
@@ -38,7 +38,9 @@ def quarters(*values: float) -> list[Piece]:
     ("values", "adds"), [((2.0, 2.0, 3.0, 3.0), True), ((2.0, 2.0, 3.1, 3.1), True), ((5.0, 5.0, 5.0, 5.0), False)]
 )
 def test_copies_of_a_part_of_the_loss_count_once(values: tuple[float, ...], adds: bool) -> None:
-    assert add_up_to(5.0, quarters(*values), (COPIES, COPIES, COPIES, SUM, COPIES)) is adds
+    mean = Arithmetic({"cp": [0.5, 0.5]}, {})
+    found = nearest(5.0, quarters(*values), (COPIES, COPIES, COPIES, SUM, COPIES), (PLAIN, mean))
+    assert (found is PLAIN) is adds
 
 
 def test_ranks_with_other_words_hold_no_parts_of_one_sum() -> None:

@@ -270,19 +270,6 @@ def _long_sums(flow: Flow, values: Values, operands: Operands, grain: Floats) ->
     return np.hypot(distance, np.hypot(multiplied, alike))
 
 
-def _own_rounding(flow: Flow, values: Values, operands: Operands, grain: Floats, settings: dict[str, Any]) -> Floats:
-    """What each row's call may lose by itself, relative to what it adds up."""
-    row_call = np.maximum(flow.of_row, 0)
-    composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
-    composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
-    epsilon = np.where(composite[row_call], grain, values.epsilon)
-    if coarser := settings.get(HIDDEN_PRECISION, 0.0):  # products of float32 numbers, rounded to fewer bits before
-        products = np.isin(operands.family, (Family.PRODUCT, Family.ATTENTION))
-        epsilon = np.where((products | composite)[row_call], np.fmax(epsilon, coarser), epsilon)
-    rounding: Floats = ROUNDING * epsilon * np.sqrt(operands.roundings()[row_call])
-    return rounding
-
-
 def _lost_here(
     pairs: pl.DataFrame, flow: Flow, values: Values, operands: Operands, grain: Floats, depth: Floats, furthest: float,
     settings: dict[str, Any], scale: Floats, nothing: tuple[Bools, float],
@@ -301,7 +288,13 @@ def _lost_here(
     if furthest:  # a parameter that began as zero is nothing but updates: its size is not what counts
         usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
         lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
-    own = _own_rounding(flow, values, operands, grain, settings) * np.fmax(values.norm, scale[row_call])
+    composite = ~flow.leaf | operands.backward | flow.each_call(lambda op: op.is_module)
+    composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
+    coarse = np.where(composite[row_call], grain, epsilon)
+    if coarser := settings.get(HIDDEN_PRECISION, 0.0):  # products of float32 numbers, rounded to fewer bits before
+        products = np.isin(operands.family, (Family.PRODUCT, Family.ATTENTION))
+        coarse = np.where((products | composite)[row_call], np.fmax(coarse, coarser), coarse)
+    own = ROUNDING * coarse * np.sqrt(operands.roundings()[row_call]) * np.fmax(values.norm, scale[row_call])
     lost = np.where(output, own, lost)
     seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER)))
     made = (flow.role == GRADIENT) | (flow.spread(flow.updates) & (flow.role == INPUT))
