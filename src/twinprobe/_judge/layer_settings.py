@@ -85,8 +85,8 @@ def _without_effect(summary: Summary, found: _Found, pairs: pl.DataFrame) -> Sum
     listed = [f"{path} ({'; '.join(words)})" for path, words in others if words]
     notes = list(summary.notes)
     if listed:
-        more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-        notes.append(f"layers were built otherwise, without effect on these results: {', '.join(listed[:3])}{more}")
+        named = ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+        notes.append(f"layers were built differently, with no effect on these results beyond noise: {named}")
     if not averages:
         return replace(summary, notes=notes)
     op, text = averages[0]
