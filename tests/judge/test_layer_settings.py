@@ -87,7 +87,7 @@ def test_a_setting_without_effect_is_a_note(tmp_path: Path) -> None:
     result = twinprobe.compare(*sides)
     assert result.first is None
     notes = next(iter(result.pairs.values())).summary.notes
-    assert any("with no effect on these results beyond noise: act (p: 0.2 against 0.1)" in note for note in notes), notes
+    assert any("with no effect on these results beyond noise: act (p: 0.2 against 0.1)" in note for note in notes)
 
 
 def test_dumps_without_settings_are_compared_as_before(tmp_path: Path) -> None:
