@@ -63,7 +63,7 @@ def _belongs_to_another_run(name: str, own: str) -> bool:
 
 
 _BATCH = 64
-_STEPS_IN_A_ROW, _MANY_ENTRIES = 2, 256  # from here on a writer process is worth starting
+_STEPS_IN_A_ROW, _MANY_ENTRIES = 2, 64  # from here on a writer process is worth starting
 _PATIENCE = 10.0  # seconds that an ending process waits for a writer that makes no progress
 _SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
 
