@@ -113,12 +113,25 @@ def test_a_bias_that_was_not_loaded_is_named_where_it_is_read(tmp_path: Path) ->
     assert "0 everywhere" in result.first.sentence
 
 
-def test_a_parameter_that_changes_between_two_steps_is_named(tmp_path: Path) -> None:
-    """It is not what the step before wrote, though that step agrees."""
-    result = compare(tmp_path, {"steps": 2, "between": lambda model: model.outer.weight.mul_(1.01)}, {"steps": 2})
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda weight: weight.mul_(1.01), id="scaled"),
+        pytest.param(lambda weight: weight.copy_(weight.roll(1, 0)), id="rows moved"),
+        pytest.param(lambda weight: weight[:2].copy_(weight[:2].flip(0)), id="two rows exchanged"),
+    ],
+)
+@pytest.mark.parametrize("foreach", [True, False])
+def test_a_parameter_that_changes_between_two_steps_is_named(
+    foreach: bool, change: Callable[[torch.Tensor], object], tmp_path: Path
+) -> None:
+    """It is not what the step before wrote, though that step agrees: also where the values are the same, elsewhere."""
+    result = compare(
+        tmp_path, {"steps": 2, "foreach": foreach, "between": lambda model: change(model.outer.weight)}, {"steps": 2}
+    )
     assert result.first is not None
     assert result.first.op == "Functional.linear.1.forward"
-    assert "parameter differs" in result.first.sentence
+    assert result.first.sentence.startswith(("input.1: the parameter differs", "input.1: the parameter holds golden's"))
 
 
 def test_elements_of_a_list_are_as_large_as_each_of_them_is(tmp_path: Path) -> None:
