@@ -222,8 +222,8 @@ def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options)
 
 
 def _in_another_order(pairs: pl.DataFrame, error: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Parameters with golden's values in other places: somebody has exchanged them since. An optimizer moves values, and
-    with them max and min by about the error of an element, and mean and norm by the root of their number less."""
+    """Parameters with golden's values in other places: somebody has exchanged them since. An optimizer moves values,
+    and with them max and min by about the error of an element, and mean and norm by the root of their number less."""
     target, golden = (pairs.select(f"{side}_{stat}" for stat in STATS).cast(float).to_numpy().T for side in "tg")
     root = np.sqrt([max(1, prod(dims(shape) or ())) for shape in pairs["g_shape"]])
     moved = error * golden[3] / root

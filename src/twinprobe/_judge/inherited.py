@@ -206,6 +206,21 @@ def gave_inside(flow: Flow, values: Values) -> Floats:
     return passed
 
 
+def handed_on(flow: Flow, values: Values) -> Floats:
+    """For results that golden's call hands on as a call inside of it gave them: how far off that one is; infinite for
+    all others. Nothing is computed there, so whatever else went into the call explains nothing."""
+    limit = np.full(len(flow.role), np.inf)
+    forward = flow.spread(flow.each_call(lambda op: op.direction == FORWARD))
+    known = (flow.role == OUTPUT) & forward & (flow.elements[1] > 1) & np.isfinite(values.distance)
+    rows = np.flatnonzero(known)
+    rows = rows[np.lexsort((flow.of_row[rows], flow.marks[1][rows]))]
+    given, handed = rows[:-1], rows[1:]
+    inside = (flow.marks[1][given] == flow.marks[1][handed]) & (flow.of_row[given] < flow.of_row[handed])
+    inside &= flow.of_row[given] >= flow.start[flow.of_row[handed]]
+    limit[handed[inside]] = values.distance[given[inside]]
+    return limit
+
+
 def carried_state(flow: Flow, far: Bools) -> Bools:
     """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
     carried = np.zeros(len(flow.role), dtype=bool)

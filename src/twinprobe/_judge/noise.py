@@ -25,6 +25,7 @@ from twinprobe._judge.inherited import (
     drift_of,
     flips_of,
     gave_inside,
+    handed_on,
     hidden_drift,
     moved_parameters,
     of_running_statistics,
@@ -157,6 +158,7 @@ def expected_errors(
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
+    allowed = np.fmin(allowed, np.hypot(handed_on(flow, values), ROUNDING * grain * values.norm))
     # Sums of sketches resolve no finer errors; statistics of 16-bit tensors are themselves rounded to 16 bits.
     finest = np.select([estimated & (values.epsilon > COARSE), sketched], [values.epsilon, RESOLVED], 0.0)
     allowed = np.hypot(allowed, finest * values.norm)
