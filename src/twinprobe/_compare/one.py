@@ -191,10 +191,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         note += f" (worst {100 * worst:.2g}%)"
         summary = replace(summary, notes=[*summary.notes, note])
     summary = _with_updates(summary, target, golden, evidence.pairs, options)
-    if LAYERS in target.settings and LAYERS in golden.settings:
-        from twinprobe._judge.layer_settings import with_layer_settings
+    if summary.first is None and LAYERS in target.settings and LAYERS in golden.settings:
+        from twinprobe._judge.layer_settings import settings_without_output
 
-        summary = with_layer_settings(summary, target, golden, evidence.pairs)
+        divergence, note = settings_without_output(target, golden, evidence.pairs)
+        summary = replace(summary, first=divergence, notes=[*summary.notes, *filter(None, [note])])
     return Comparison(target, golden, evidence, judged, summary)
 
 

@@ -19,9 +19,9 @@ from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_paths
 from twinprobe._compare.ranks import rank_facts
 from twinprobe._compare.steps import compare_steps
-from twinprobe._compare.updates import unsized
 from twinprobe._find.page import curves, write_page
 from twinprobe._find.programs import Task, run_program, side
+from twinprobe._judge.describe import unsized
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._judge.search import ARGUMENT
 from twinprobe._judge.search import PARAMETER_DIFFERS as PARAMETER

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.names import LISTS, OpName
+from twinprobe._runs.names import ADAM_EPS, LISTS, OpName
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import PARAMETER
 
@@ -383,14 +383,7 @@ def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: M
     return ""
 
 
-# Running statistics, which a batch norm writes to.
-RUNNING_MEAN = (
-    r"(batch_norm\.\d+\.forward\.(input|kwargs)\.(1|running_mean)|(BatchNorm\.\d+\.forward\.input\.3)|moving_mean)$"
-)
-RUNNING_VARIANCE = r"batch_norm\.\d+\.forward\.(input|kwargs)\.(2|running_var)$"
-# Optimizers that divide by a gradient's size, or take its sign: they make a whole step of a gradient that is noise.
-ADAPTIVE = r"[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*"
-_EPS, _SAME_STEPS, _MINDSPORE = r"^Optimizer\..*\.input\.eps$", 2e-3, "Float32"
+_SAME_STEPS, _MINDSPORE = 2e-3, "Float32"
 
 
 def same_eps(pairs: pl.DataFrame) -> NDArray[np.bool_]:
@@ -402,7 +395,7 @@ def same_eps(pairs: pl.DataFrame) -> NDArray[np.bool_]:
     if (pairs["t_dtype"] == _MINDSPORE).any() == (pairs["g_dtype"] == _MINDSPORE).any():
         return same
     numbers = dict(zip(pairs["t_name"].to_list(), pairs["t_max"].to_list(), strict=True))
-    for row in pairs["t_name"].str.contains(_EPS).fill_null(value=False).arg_true().to_list():
+    for row in pairs["t_name"].str.contains(ADAM_EPS).fill_null(value=False).arg_true().to_list():
         beta = numbers.get(pairs["t_name"][row].removesuffix("eps") + "betas.1")
         smaller, larger = sorted((pairs["t_max"][row] or 0.0, pairs["g_max"][row] or 0.0))
         if beta and 0 < smaller < larger:

@@ -35,7 +35,7 @@ from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, com
 from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
-from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM
+from twinprobe._runs.names import IN_TRAINING, KERNEL_SETTING, OPTIMIZER, RUNNING_MOMENTUM, TOTAL_NORM
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -182,11 +182,6 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT: "input"}  # a row that differs
 _OTHER_LAYOUT = ("qkv", "gate_up")
-# Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
-_ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
-# Where these are false, running statistics are read and not written: their momentum never acts.
-_IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
-_KERNELS = r"^Optimizer\..*\.(fused|foreach|capturable|differentiable)$"  # how an optimiser computes, not what
 
 
 @dataclass
@@ -364,11 +359,12 @@ def _differences(
     integer, differs = integer | refilled, (evidence.deviation.state == DIFFERS) | refilled
     carried = np.zeros(len(flow.role), dtype=bool) if first_step else carried_state(flow, noise.far)
     number = rows.number("t", "max")
-    frozen = bools(names.str.contains(_IN_TRAINING)) & rows.value & (number == 0)
-    acts_later = bools(names.str.contains(_ACTS_LATER)) & rows.value
+    # Results of a step do not depend on the momentum of running statistics; where these are only read, nothing does.
+    frozen = bools(names.str.contains(IN_TRAINING)) & rows.value & (number == 0)
+    acts_later = bools(names.str.contains(RUNNING_MOMENTUM)) & rows.value
     acts_later |= noise.running & rows.tensor & rows.matched
     recut, part = related_shapes(evidence.pairs)
-    alike = bools(names.str.contains(_KERNELS)) | same_eps(evidence.pairs)
+    alike = bools(names.str.contains(KERNEL_SETTING)) | same_eps(evidence.pairs)
     return Differences(
         value=rows.value & differs & ~alike, integer=integer, whole=integer & differs,
         shape=shape, recut=shape & recut, part=shape & part, matched=rows.matched, tensor=rows.tensor,
