@@ -160,15 +160,20 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
-_ORDERS = frozenset({
-    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax",
-    "cummin",
-})  # fmt: skip
+# Functions that put values in order, or pick by their order, and give their places; whether they choose by scores, as
+# tokens and boxes are chosen.
+_ORDERS = dict.fromkeys(("sort", "argsort", "topk", "argmax"), True)
+_ORDERS |= dict.fromkeys(("msort", "kthvalue", "median", "mode", "max", "min", "argmin", "cummax", "cummin"), False)
 
 
 def orders(op: OpName) -> bool:
     """Whether a call puts values in order, or picks by their order, and gives their places."""
     return not op.is_module and op.body.rpartition(".")[2].strip("_").lower() in _ORDERS
+
+
+def chooses(op: OpName) -> bool:
+    """Whether a call chooses one or some of many by scores."""
+    return orders(op) and _ORDERS[op.body.rpartition(".")[2].strip("_").lower()]
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools, related_shapes
 from twinprobe._judge.flow import NONE, Differences, Flow, grouped_calls
-from twinprobe._judge.operations import Family, operation_of
+from twinprobe._judge.operations import Family, chooses, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
@@ -26,7 +26,6 @@ Ints = NDArray[np.int64]
 LOSS = "loss"  # the results that a summary begins with
 PARAMETER_GRADIENTS = "parameter gradients"
 UPDATED_PARAMETERS = "updated parameters"
-_CHOOSES = frozenset({"argmax", "topk", "sort", "argsort"})  # one or some of many, by scores
 _SCALED, _FLOAT32 = 1e-3, 2.0**-23  # relative: losses that are further apart are no noise
 Floats = NDArray[np.float64]
 
@@ -365,11 +364,11 @@ def predictions(flow: Flow, facts: Differences, abnormal: Bools, flips: Bools) -
     model = flow.ops[last]
     called = outermost & flow.each_call(lambda op: (op.body, op.cls) == (model.body, model.cls))
     outside = (flow.parent == NONE) & (np.arange(len(flow.ops)) > np.argmax(outermost)) & ~outermost
-    chooses = outside & flow.each_call(lambda op: op.body in _CHOOSES)
-    for calls in (called, outside, chooses):
-        calls[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(calls)) + (calls is chooses) :] = False
+    chosen = outside & flow.each_call(chooses)
+    for calls in (called, outside, chosen):
+        calls[flow.of_row[flips & (flow.of_row >= 0)].min(initial=len(calls)) + (calls is chosen) :] = False
     given: Bools = (flow.spread(called) | (flow.spread(outside) & ~flow.read & ~facts.integer)) & (flow.role == OUTPUT)
-    given |= flow.spread(chooses) & (flow.role == INPUT)
+    given |= flow.spread(chosen) & (flow.role == INPUT)
     return given
 
 
