@@ -17,8 +17,9 @@ from twinprobe._align.matcher import MappingOptions
 from twinprobe._compare.one import Options, compare_runs, silent
 from twinprobe._compare.ranks import finish, run_all
 from twinprobe._compare.request import Outcome, Request, once
-from twinprobe._judge.origin import Summary
-from twinprobe._judge.verdicts import Evidence, Judged, Thresholds
+from twinprobe._judge.rules import Thresholds
+from twinprobe._judge.summary import Summary
+from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._measure.statistics import statistics
 from twinprobe._report.console import log_rows
 from twinprobe._report.files import prepare_folder

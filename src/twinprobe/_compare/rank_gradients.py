@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import epsilon
 from twinprobe._align.links import NONE
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.summary import Divergence
 from twinprobe._layout.ranks import micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
 from twinprobe._layout.sketched.earlier import moved

@@ -23,8 +23,9 @@ from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import said_of, size_words, unsized
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
-from twinprobe._judge.origin import PARAMETER_GRADIENTS, UPDATED_PARAMETERS, Divergence, Summary, update_of_one_run
+from twinprobe._judge.results import PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.summary import Divergence, Summary
 from twinprobe._runs.names import (
     ADAPTIVE_LR,
     ANY_SETTING,
@@ -349,7 +350,13 @@ def _updated_in_one_run(target: Run, golden: Run) -> Divergence | None:
             if any(gradient) or before != after:  # a gradient of zeros moves nothing; 16 bits show no small step
                 moved.append(op)
         if moved and 2 * len(moved) < len(run.ops):  # otherwise another optimizer, which names them differently
-            return update_of_one_run(moved, side)
+            more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+            sentence = f"only the {side} run's optimizer changes this parameter{more}: only there it has a gradient"
+            begins, row = MISSING if side == "golden" else EXTRA, f"{moved[0]}.output.0"
+            return Divergence(
+                moved[0], row, row, "", {}, {}, None, sentence, "injected", NONE, argument="output.0", begins=begins,
+                kinds=[{"name": begins, "sentence": sentence, "confidence": 0.9}],
+            )  # fmt: skip
     return None
 
 

@@ -21,8 +21,9 @@ from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
-from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
+from twinprobe._judge.results import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, PARAMETER_DIFFERS
+from twinprobe._judge.summary import Divergence
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,

@@ -23,10 +23,11 @@ from twinprobe._judge.deviation import (
     sketches_of,
 )
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
+from twinprobe._judge.kinds.by_settings import LATER, built_clause, clipping, settings_of_layer
 from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
-from twinprobe._judge.layer_settings import LATER, built_clause, settings_of_layer
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.origin import PARAMETER_GRADIENTS, Divergence, begins_backward, clipping, result_rows
+from twinprobe._judge.results import PARAMETER_GRADIENTS, begins_backward, result_rows
+from twinprobe._judge.rules import PASS, RULES
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -41,7 +42,8 @@ from twinprobe._judge.search import (
     golden_inputs,
     other_modules,
 )
-from twinprobe._judge.verdicts import PASS, RULES, Evidence, Judged
+from twinprobe._judge.summary import Divergence
+from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, LAYERS, OPTIMIZER, RUNNING_MOMENTUM, TOTAL_NORM, parse_op
 from twinprobe._runs.run import TENSORS, Run

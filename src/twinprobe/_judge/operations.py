@@ -160,6 +160,14 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
+# Calls whose result is memory nobody has written yet, or a plain copy of bytes: their values say nothing.
+UNINITIALISED = frozenset({
+    "empty", "empty_like", "numpy", "to", "__setitem__", "empty_with_format", "new_empty_strided", "new_empty",
+    "empty_strided",
+})  # fmt: skip
+# Collectives whose recorded input is partly a receive buffer.
+BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
+
 # Functions that put values in order, or pick by their order, and give their places; whether they choose by scores, as
 # tokens and boxes are chosen.
 _ORDERS = dict.fromkeys(("sort", "argsort", "topk", "argmax"), True)

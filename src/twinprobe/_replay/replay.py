@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._judge.deviation import bools
+from twinprobe._judge.deviation import Isolated, bools
 from twinprobe._judge.flow import Flow, trace
 from twinprobe._judge.noise import ROUNDING, expected_errors
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.origin import SUSPICIOUS, Isolated
+from twinprobe._judge.rules import SUSPICIOUS
 from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound, with_slots
 from twinprobe._replay.recorded import ROOM, Call, CannotReplay, Slot, backward_of, mapped, read_calls, slots_in
 from twinprobe._runs.dtypes import EPSILON, dtype_name

@@ -11,6 +11,7 @@ import html
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from twinprobe._runs.whole_files import remote
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._judge.origin import Summary
+    from twinprobe._judge.summary import Summary
 
 # The result table packed for the html report: each text as seldom as can be, in a form that stays simple to read.
 #
@@ -218,7 +219,7 @@ _SCRIPTS = (
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
     """Write the page to exactly this path."""
     packed = packed_table(table, rows_per_page=rows_per_page)
-    shown = summary.to_dict()
+    shown = asdict(summary)
     if packed["rows"] < table.height:
         left_out = table.height - packed["rows"]
         shown["notes"] = [

@@ -25,7 +25,7 @@ from twinprobe.errors import TwinProbeError
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._judge.origin import Summary
+    from twinprobe._judge.summary import Summary
 
 # A report has pictures of this many rows, and reads this many elements for them.
 _MOST_ROWS = 24

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from twinprobe._judge.origin import Summary, unread_rows
+from twinprobe._judge.summary import Summary, unread_rows
 from twinprobe._report.console import is_layout, json_bytes, visible
 from twinprobe._report.dataset import Place
 from twinprobe._report.files import Staging

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-    from twinprobe._judge.origin import Summary
+    from twinprobe._judge.summary import Summary
 
 # The titles of the old columns, and what each of them holds.
 

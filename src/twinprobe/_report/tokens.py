@@ -15,7 +15,7 @@ from twinprobe._align.token_cuts import NONE
 from twinprobe._align.tokens import TokenPairs
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import ignored_rows
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.summary import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.files import Staging

@@ -29,8 +29,8 @@ from twinprobe._compare.llm.token import (
     result_of,
 )
 from twinprobe._compare.request import Command, once_in_folder, session_of
-from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
-from twinprobe._judge.verdicts import ERROR, PASS, WARNING
+from twinprobe._judge.rules import ERROR, PASS, WARNING
+from twinprobe._judge.summary import Divergence, RunInfo, Summary, unread_rows
 from twinprobe._report.files import own_timestamp, prepare_folder, replacing
 from twinprobe._report.tables import check_formats, write_reports
 from twinprobe._runs.llm.dump import (

@@ -18,8 +18,9 @@ from twinprobe._compare.llm.measured import Measured, Measuring, measure_rows
 from twinprobe._compare.llm.rows import BETWEEN, Rows, rows_of
 from twinprobe._judge.describe import size_of
 from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_statistics, of_tensors
-from twinprobe._judge.origin import Divergence
-from twinprobe._judge.verdicts import EPSILONS, RULES, Evidence, Judged, Thresholds, judge
+from twinprobe._judge.rules import EPSILONS, RULES, Thresholds
+from twinprobe._judge.summary import Divergence
+from twinprobe._judge.verdicts import Evidence, Judged, judge
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
 from twinprobe._measure.loops.inference_sums import SMALLEST

@@ -1,18 +1,23 @@
-"""What the layers of two runs were built with: an epsilon, a momentum, a padding. Recorders note it in a dump."""
+"""What two runs were set to: what layers were built with (an epsilon, a momentum), and how gradients are clipped."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.operations import differing_settings
-from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import ARGUMENT
-from twinprobe._runs.names import FORWARD, LAYERS, listed, parse_op
+from twinprobe._judge.summary import Divergence
+from twinprobe._runs.names import FORWARD, LAYERS, TOTAL_NORM, listed, parse_op
 from twinprobe._runs.run import Run
+from twinprobe._runs.table import INPUT, OUTPUT, TENSOR, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
+
+_SAME_NORM = 1e-2  # relative: of all gradients together
 
 _MOMENTUM, _MOST = "momentum", 4
 LATER = "its running statistics differ after the step, which an evaluation will use"
@@ -74,3 +79,21 @@ def _differing(target: Run, golden: Run, pairs: pl.DataFrame) -> _Found:
                 words = [text.replace(f"{_MOMENTUM}:", f"{_MOMENTUM} of running statistics:") for text in words]
             found[one.body] = one.text, words[:_MOST]
     return found
+
+
+def clipping(pairs: pl.DataFrame) -> str:
+    """How the runs clip their gradients, where that differs, or the norms before it do; empty elsewhere."""
+    totals = pairs.filter(pairs["t_name"].str.starts_with(TOTAL_NORM).fill_null(value=False))
+    rows = list(totals.iter_rows(named=True))
+    norms = {(row["t_role"], side): row[f"{side}_norm"] for row in rows for side in "tg"}
+    before, after = np.nan_to_num([[norms.get((role, side)) or 0.0 for side in "tg"] for role in (INPUT, OUTPUT)])
+    # Of ranks that clip by norms of their own, no norm of all gradients is known.
+    clips = [any(row["t_role"] == INPUT and row[f"{side}_kind"] in (TENSOR, VALUE) for row in rows) for side in "tg"]
+    if clips[0] != clips[1]:
+        return f"only the {'target' if clips[0] else 'golden'} run calls a function that clips gradients by their norm"
+    if not all(clips):
+        return ""
+    if all(before) and abs(before[0] - before[1]) > _SAME_NORM * before[1]:
+        return f"before clipping, the norm of all of them is {before[0]:.4g} against {before[1]:.4g}"
+    apart = all(after) and abs(after[0] - after[1]) > _SAME_NORM * after[1]
+    return f"gradients are clipped to a norm of {after[0]:.4g} against {after[1]:.4g}" if apart else ""
