@@ -30,7 +30,8 @@ GIVEN_GRADIENT = r"^Optimizer\..*\.input\.0$"
 READ_BY_OPTIMIZER = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
 ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
 STEP_SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
-KERNEL_SETTING = r"^Optimizer\..*\.(fused|foreach|capturable|differentiable)$"
+IMPLEMENTATION_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
+KERNEL_SETTING = rf"^Optimizer\..*\.({'|'.join(IMPLEMENTATION_SETTINGS)})$"
 ADAM_EPS = r"^Optimizer\..*\.input\.eps$"
 # Optimizers that divide by a gradient's size, or take its sign: they make a whole step of a gradient that is noise.
 ADAPTIVE = r"[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*"

@@ -371,8 +371,4 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> N
             replace_dropout(ms.mint.nn.functional, _DROPOUTS)
         for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d"):
             if hasattr(ms.nn, name):
-                getattr(ms.nn, name).construct = _passing
-
-
-def _passing(_self: Any, x: Any) -> Any:
-    return x
+                getattr(ms.nn, name).construct = lambda _self, x: x

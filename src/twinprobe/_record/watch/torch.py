@@ -159,7 +159,7 @@ class TorchWatcher(Watcher):
             super().enter(model, trains, args, kwargs)
 
     def is_over(self, model: Any) -> bool:
-        before, self._version = self._version, self._first_version()
+        before, self._version = self._version, next((one._version for _, one in self._parameters), None)
         if not self.step.forwards or not (self.step.ended or self._is_whole(model)):
             return False
         # Gradients that accumulate, or parameters that the program updates by itself?
@@ -168,9 +168,6 @@ class TorchWatcher(Watcher):
     def _is_whole(self, module: Any) -> bool:
         """Whether this is what start() was given, and no part of it."""
         return any(module is model for model in self._models)
-
-    def _first_version(self) -> int | None:
-        return next((parameter._version for _, parameter in self._parameters), None)
 
     def _leave(self, module: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
