@@ -17,8 +17,9 @@ from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._judge.summary import Divergence, Summary, unread_rows
 from twinprobe._report.dataset import MEETINGS, Place
 from twinprobe._runs.remote.contents import local_copies
-from twinprobe._scale.engine import Stream, open_stream
+from twinprobe._scale.engine import Stream
 from twinprobe._scale.ledger import Session
+from twinprobe._scale.spread import open_stream
 from twinprobe.errors import BadInput, NothingRecorded, TwinProbeError
 
 if TYPE_CHECKING:

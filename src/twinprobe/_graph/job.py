@@ -18,8 +18,8 @@ from twinprobe._layout.merge import Merged, write_merged
 from twinprobe._report.files import Staging, prepare_folder, scratch_folder
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.whole_files import temporary_name
-from twinprobe._scale.engine import spread
 from twinprobe._scale.ledger import Session
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 
 Advance = Callable[[str, int, int], None]  # what is counted, how many are done, of how many

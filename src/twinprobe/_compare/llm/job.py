@@ -47,8 +47,9 @@ from twinprobe._runs.llm.files import OUTPUT, TensorFile, TokenFolder
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
 from twinprobe._runs.whole_files import place
-from twinprobe._scale.engine import AUTO, cores, spread
+from twinprobe._scale.engine import AUTO, cores
 from twinprobe._scale.ledger import Session
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
 # Rows or bytes from which more than one process, or thread for few large tokens, is worth starting.

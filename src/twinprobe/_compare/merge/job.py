@@ -20,7 +20,8 @@ from twinprobe._lazy import polars as pl
 from twinprobe._report.files import prepare_folder, replacing, timestamp_now
 from twinprobe._report.xlsx import ERROR, PLAIN, Sheet, fill_workbook, inline_rows_xml
 from twinprobe._runs.remote.contents import local_copies
-from twinprobe._scale.engine import INLINE, EngineOptions, spread
+from twinprobe._scale.engine import INLINE, EngineOptions
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
 # The merged workbook: a sheet per metric, written a block of rows at a time.
