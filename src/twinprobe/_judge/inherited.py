@@ -25,13 +25,7 @@ from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, WILD, bools
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import (
-    ROUGH_EXP,
-    Family,
-    operation_of,
-    orders,
-    softened,
-)
+from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of, orders, softened
 from twinprobe._runs.names import ADAPTIVE, CONTAINERS, FORWARD, LISTS, OPTIMIZER, RUNNING_MEAN, RUNNING_VARIANCE
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, VALUE
 

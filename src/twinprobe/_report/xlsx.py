@@ -13,15 +13,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from twinprobe._lazy import polars as pl
-from twinprobe._report.tables import (
-    FORMULA_START,
-    HARMLESS,
-    NUMBER_TEXT,
-    STACK,
-    as_texts,
-    number_columns,
-    numbers_only,
-)
+from twinprobe._report.tables import FORMULA_START, HARMLESS, NUMBER_TEXT, STACK, as_texts, number_columns, numbers_only
 
 # The small fixed parts of a workbook: what it contains, its styles, the frame around each sheet's rows.
 
