@@ -310,9 +310,6 @@ class MindSporeWatcher(EagerWatcher):
     def random_state(self) -> bytes:
         return bytes(ms.get_rng_state().asnumpy())
 
-    def held_by(self, optimizer: Any) -> Iterable[Any]:
-        return list(optimizer.parameters)
-
     def settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
         seen: list[dict[str, Any]] = []  # groups that follow one another may be the same
         for group in groups_of(optimizer):
