@@ -70,7 +70,7 @@ def compare(
     from twinprobe._compare.job import compare_job, plan
     from twinprobe._compare.request import Request
     from twinprobe._compare.steps import compare_steps, follow_steps, steps_of
-    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._judge.rules import Thresholds
     from twinprobe._notebook import Progress
     from twinprobe._runs.watch import watch_files
 
@@ -250,7 +250,7 @@ def find(
         raise BadInput(f"{next(iter(options))} applies to programs, but these are two recordings")
     from twinprobe._compare.job import analyze
     from twinprobe._compare.request import Request
-    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._judge.rules import Thresholds
 
     request = Request(
         target=_run_path(target), golden=_run_path(golden), output=as_path(output_path),
@@ -369,7 +369,7 @@ def draw(
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
-    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._judge.rules import Thresholds
     from twinprobe._report.html import write_index
 
     request = GraphRequest(

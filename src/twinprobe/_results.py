@@ -10,15 +10,16 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from twinprobe._lazy import polars as pl
+
 if TYPE_CHECKING:
-    import polars as pl
     from rich.console import Console
 
     from twinprobe._align.auto.alignment import Alignment
     from twinprobe._compare.one import Comparison as Pair
     from twinprobe._compare.request import Job
-    from twinprobe._judge.origin import Divergence
     from twinprobe._judge.steps import StepsComparison
+    from twinprobe._judge.summary import Divergence
     from twinprobe._runs.run import Run
 
     PathLike = str | os.PathLike[str]
@@ -82,8 +83,6 @@ class Comparison:
         ``to_pandas()`` and ``to_arrow()`` turn it into other frames. The files that ``save`` writes hold the columns
         of the command instead. Of watched runs, one row for each step.
         """
-        import polars as pl
-
         if not self.pairs and self.steps is not None:
             from twinprobe._report.overview import steps_table
 
@@ -211,8 +210,6 @@ class Aligned:
     @property
     def table(self) -> pl.DataFrame:
         """One row for each relation: the names on either side, the rule, the confidence from 0 to 1."""
-        import polars as pl
-
         rows = [(list(one.target), list(one.golden), one.rule, one.confidence) for one in self.alignment.relations]
         names = pl.List(pl.String)
         schema: dict[str, Any] = {"target": names, "golden": names, "rule": pl.String, "confidence": pl.Float64}
@@ -248,8 +245,6 @@ class Aligned:
 
 
 def _numbers(pair: Pair, name: str | None) -> pl.DataFrame:
-    import polars as pl
-
     frame = pair.evidence.pairs
     columns = [frame[old].alias(new) for old, new in _COLUMNS.items()]
     metrics = pair.evidence.metrics

@@ -35,15 +35,33 @@ def test_a_package_imports_only_from_those_below_it() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# Each chooses among others, inside of a function, that build on what it defines. No new ones are added.
+CHOOSERS = {"_align.matcher", "_report.tables"}
+
+
 def test_no_modules_import_one_another_in_a_circle() -> None:
     """Imports inside functions and for types only count as well: such modules cannot be read one after the other."""
     graph = grimp.build_graph("twinprobe", include_external_packages=False, exclude_type_checking_imports=False)
-    graph.remove_module("twinprobe")  # the public face, which knows all rooms; they ask it for the version alone
-    circles = {
-        module: sorted(graph.find_upstream_modules(module) & graph.find_downstream_modules(module))
-        for module in graph.modules
+    imported = {
+        module: graph.find_modules_directly_imported_by(module) - {"twinprobe"}  # rooms ask it for the version alone
+        for module in graph.modules - {"twinprobe"}
     }
-    assert {module: others for module, others in circles.items() if others} == {}
+    assert len(imported) > 250
+    assert {f"twinprobe.{name}" for name in CHOOSERS} <= _in_circles(imported)  # the proof can fail
+    for name in CHOOSERS:
+        del imported[f"twinprobe.{name}"]
+    assert _in_circles(imported) == set()
+
+
+def _in_circles(imported: dict[str, set[str]]) -> set[str]:
+    """What is left once all that imports nothing else that is left has gone, and all that nothing imports."""
+    left = set(imported)
+    while True:
+        read = {other for module in left for other in imported[module]}
+        gone = {module for module in left if module not in read or not imported[module] & left}
+        if not gone:
+            return left
+        left -= gone
 
 
 def test_no_file_holds_a_path_of_a_machine_or_the_host_of_a_registry() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from support import forward, tensor, tensor_dump, value, write_dump
 from twinprobe._compare.one import Comparison, Options, compare_paths
-from twinprobe._judge.verdicts import Thresholds
+from twinprobe._judge.rules import Thresholds
 
 NAN, INF = float("nan"), float("inf")
 EPS32 = 2.0**-23

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page
 from report_tables import summary_of
 
-from twinprobe._judge.origin import Summary
+from twinprobe._judge.summary import Summary
 from twinprobe._report.html import fill_html
 
 Open = Callable[..., Page]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from twinprobe._judge.origin import Divergence, RunInfo, Summary
+from twinprobe._judge.summary import Divergence, RunInfo, Summary
 from twinprobe._report.tables import FORMULA_START, STATISTICS
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "report"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from report_tables import small_table, summary_of
 from rich.console import Console
 
-from twinprobe._judge.origin import Result, Summary
+from twinprobe._judge.summary import Result, Summary
 from twinprobe._report.console import json_bytes, print_summary, visible
 
 OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from report_page import shown_names, shown_rows
 from report_tables import MODES, long_table, small_table, summary_of
 
-from twinprobe._judge.origin import Result
+from twinprobe._judge.summary import Result
 
 Open = Callable[..., Page]
 

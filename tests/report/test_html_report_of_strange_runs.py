@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page
 from report_page import shown_names, shown_rows
 from report_tables import completed, long_table, small_table, summary_of, with_texts
 
-from twinprobe._judge.origin import RunInfo, Summary
+from twinprobe._judge.summary import RunInfo, Summary
 from twinprobe._report.html import fill_html
 
 Open = Callable[..., Page]

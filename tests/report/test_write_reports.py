@@ -48,7 +48,7 @@ def test_where_one_format_fails_none_appears(tmp_path: Path) -> None:
 def test_the_report_package_loads_without_polars() -> None:
     code = (
         "import sys, twinprobe._report.tables, twinprobe._report.console, twinprobe._report.files;"
-        "import twinprobe._judge.origin;"
+        "import twinprobe._judge.summary;"
         "sys.exit(any(name in sys.modules for name in ('polars', 'numba', 'openpyxl', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from twinprobe._scale.engine import EngineOptions, spread
+from twinprobe._scale.engine import EngineOptions
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput
 
 

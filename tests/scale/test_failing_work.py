@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from twinprobe._scale.engine import EngineOptions, open_stream, spread
+from twinprobe._scale.engine import EngineOptions
+from twinprobe._scale.spread import open_stream, spread
 from twinprobe.errors import BadInput, TwinProbeError
 
 PROCESSES = EngineOptions("process", workers=2)

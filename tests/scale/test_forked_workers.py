@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 COMMAND = """
 import os, sys, time
 from pathlib import Path
-from twinprobe._scale.engine import EngineOptions, open_stream
+from twinprobe._scale.engine import EngineOptions
+from twinprobe._scale.spread import open_stream
 from twinprobe._scale.ledger import new_session
 
 place = Path(sys.argv[1])

@@ -7,7 +7,8 @@ from contextlib import suppress
 import pytest
 
 from twinprobe._scale import engine as interrupts
-from twinprobe._scale.engine import EngineOptions, spread
+from twinprobe._scale.engine import EngineOptions
+from twinprobe._scale.spread import spread
 
 
 def dropped(item: int) -> int:

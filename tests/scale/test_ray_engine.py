@@ -19,8 +19,9 @@ from many_ranks import compare, leftovers, ranks_at, tables, tensors_at
 from two_nodes import HERE, two_nodes
 
 from twinprobe._cli import main
-from twinprobe._scale.engine import EngineOptions, spread
+from twinprobe._scale.engine import EngineOptions
 from twinprobe._scale.ray import Versions, check_versions
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")

@@ -133,7 +133,7 @@ def _take_sides(args: argparse.Namespace) -> None:
 def _request(args: argparse.Namespace) -> Request:
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._compare.request import Request
-    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._judge.rules import Thresholds
 
     isolate = None
     if args.replay:

@@ -82,7 +82,7 @@ def build_request(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._graph.draw_place import GraphRequest
-    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._judge.rules import Thresholds
 
     layer: Path | Literal[True] | None = args.layer_mapping
     mapping = MappingOptions(
@@ -134,7 +134,7 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
 
 def _print_lines(outcome: Outcome) -> None:
     from twinprobe._cli.common import say, warn
-    from twinprobe._judge.origin import unread_rows
+    from twinprobe._judge.summary import unread_rows
 
     warn(outcome.notes + outcome.failures)
     for summary in outcome.summaries:

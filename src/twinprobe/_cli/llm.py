@@ -117,7 +117,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _request(args: argparse.Namespace) -> LlmRequest:
     from twinprobe._compare.llm.token import LlmRequest
-    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._judge.rules import Thresholds
 
     return LlmRequest(
         target=args.my_path,

@@ -18,7 +18,7 @@ from twinprobe._scale import engine as interrupts
 from twinprobe.errors import TwinProbeError, did_you_mean
 
 if TYPE_CHECKING:
-    from twinprobe._judge.origin import Summary
+    from twinprobe._judge.summary import Summary
 
 # How a command ends: its exit code, and SIGTERM, after which as after Ctrl-C only what is finished stays.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from twinprobe._compare.ranks import (
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
 from twinprobe._judge.ranks import find_culprits
+from twinprobe._lazy import polars as pl
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
 from twinprobe._report.dataset import write_part
@@ -48,9 +49,6 @@ from twinprobe._runs.run import (
 from twinprobe._runs.table import INPUT
 from twinprobe._runs.watch import watch_files
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
@@ -238,8 +236,6 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
 
 def _ids_differ(target: Run, golden: Run) -> bool:
     """Whether the tables of tokens are not asked for the same ids in the same calls: then a look at tokens pays."""
-    import polars as pl
-
     asked = []
     for run in (target, golden):
         looked_up = pl.col("name").str.contains(r"(?i)embed[^.]*\.(\d+\.)?forward") & pl.col("dtype").str.contains(
@@ -320,8 +316,6 @@ def _carry_out(job: Job, progress: Callable[[int, int], None] = silent) -> tuple
 
 
 def _times_noise(table: pl.DataFrame) -> float | None:
-    import polars as pl
-
     if "Times noise" not in table.columns:
         return None
     worst = table.filter(pl.col("Result") != "pass")["Times noise"].max()

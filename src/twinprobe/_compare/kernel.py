@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,10 @@ from twinprobe._align.matcher import MappingOptions
 from twinprobe._compare.one import Options, compare_runs, silent
 from twinprobe._compare.ranks import finish, run_all
 from twinprobe._compare.request import Outcome, Request, once
-from twinprobe._judge.origin import Summary
-from twinprobe._judge.verdicts import Evidence, Judged, Thresholds
+from twinprobe._judge.rules import Thresholds
+from twinprobe._judge.summary import Summary
+from twinprobe._judge.verdicts import Evidence, Judged
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.statistics import statistics
 from twinprobe._report.console import log_rows
 from twinprobe._report.files import prepare_folder
@@ -49,10 +51,6 @@ from twinprobe._runs.tensors.tensor_files import tensor_loaders
 from twinprobe._runs.whole_files import place
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 # Kernel compare: two dumps of a static graph, rank by rank and step by step.
 
@@ -314,8 +312,6 @@ _MAGNITUDE, _SMALLEST = 0.5, 1e-10
 
 def kernel_table(target: KernelRun, golden: KernelRun, evidence: Evidence, judged: Judged) -> pl.DataFrame:
     """Render a judged pair table; every column is text but the last, the relative error."""
-    import polars as pl
-
     pairs = evidence.pairs
     # As they have always been shown: a statistic that was not computed (null) stands as 0.
     columns = side_columns(pairs) | statistic_columns(pairs, {NULL: "0", "None": NOT_APPLICABLE})
@@ -348,8 +344,6 @@ def _comparable(pairs: pl.DataFrame) -> NDArray[Any]:
 
 
 def _differences(pairs: pl.DataFrame) -> dict[str, pl.Series]:
-    import polars as pl
-
     comparable = pl.Series(_comparable(pairs))
     diffs, relatives = {}, {}
     for stat in STATS:
@@ -396,14 +390,10 @@ def _accuracy_of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame) -> pl.Serie
 
 
 def _texts(values: NDArray[Any]) -> pl.Series:
-    import polars as pl
-
     return pl.Series(values.tolist(), dtype=pl.String)
 
 
 def _sources(target: KernelRun, golden: KernelRun, pairs: pl.DataFrame) -> dict[str, pl.Series]:
-    import polars as pl
-
     columns = {}
     for run, (side, who) in zip((target, golden), SIDES, strict=True):
         files = [NOT_APPLICABLE if at is None else str(run.rows[at].source) for at in pairs[f"{side}_row"].to_list()]

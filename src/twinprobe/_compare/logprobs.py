@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from twinprobe._compare.one import Comparison, Options
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.tokens import LogprobReport
 from twinprobe._runs.run import RUN_FILES, Run, find_run, open_run, run_folders
@@ -26,7 +27,6 @@ from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
-    import polars as pl
     from numpy.typing import NDArray
 
     from twinprobe._align.tokens import TokenPairs
@@ -86,8 +86,6 @@ def _named(columns: Iterable[str], path: Path) -> dict[str, str]:
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    import polars as pl
-
     try:
         with open_file(path) as file:
             table = pl.read_parquet(file)
@@ -465,8 +463,6 @@ def _paired(
 
 
 def _measured(pairs: Sequence[tuple[Scored, Scored]], limit: float) -> LogprobComparison:
-    import polars as pl
-
     rows, steps = [], defaultdict(list)
     for number, (one, other) in enumerate(pairs):
         counts = one.mask & other.mask & ~(np.isnan(one.logprobs) & np.isnan(other.logprobs))

@@ -16,11 +16,12 @@ from twinprobe._align.calls import MINDSPORE, dims, epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, Deviation, product_types
 from twinprobe._judge.operations import HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
-from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
+from twinprobe._judge.results import PARAMETER_GRADIENTS
+from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import PARAMETER_DIFFERS
-from twinprobe._judge.verdicts import Thresholds
+from twinprobe._judge.summary import RunInfo, Summary
 from twinprobe._runs.names import LAYERS
 from twinprobe._runs.run import (
     DIGESTS,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-    from twinprobe._judge.origin import Isolated
+    from twinprobe._judge.deviation import Isolated
     from twinprobe._judge.verdicts import Evidence, Judged
     from twinprobe._report.tokens import TokenFindings
     from twinprobe._runs.tensors.tensor_files import Loader
@@ -194,10 +195,11 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         note += f" (worst {100 * worst:.2g}%)"
         summary = replace(summary, notes=[*summary.notes, note])
     summary = _with_updates(summary, target, golden, evidence.pairs, options)
-    if LAYERS in target.settings and LAYERS in golden.settings:
-        from twinprobe._judge.layer_settings import with_layer_settings
+    if summary.first is None and LAYERS in target.settings and LAYERS in golden.settings:
+        from twinprobe._judge.kinds.by_settings import settings_without_output
 
-        summary = with_layer_settings(summary, target, golden, evidence.pairs)
+        divergence, note = settings_without_output(target, golden, evidence.pairs)
+        summary = replace(summary, first=divergence, notes=[*summary.notes, *filter(None, [note])])
     return Comparison(target, golden, evidence, judged, summary)
 
 
@@ -347,8 +349,13 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
 
 def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: Judged, pairs: Pairs) -> Summary:
     from twinprobe._judge.describe import describe_first, describe_others, notes
-    from twinprobe._judge.origin import results
+    from twinprobe._judge.results import results
 
+    found = []
+    if judged.flow is not None and judged.noise is not None and not target.single_points:
+        deviation = Deviation(judged.state, judged.error, evidence.deviation.nonfinite)
+        claimed = any(beginning.reaches for beginning in judged.beginnings)
+        found = results(evidence.pairs, judged.flow, judged.noise, deviation, claimed=claimed)
     matched = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
     verdicts = {name: judged.verdict.count(name) for name in ("pass", "warning", "error")}
     return Summary(
@@ -362,7 +369,7 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
         verdicts=verdicts,
         first=describe_first(target, golden, evidence, judged),
         others=describe_others(target, golden, evidence, judged, _MOST_OTHERS),
-        results=results(target, evidence, judged),
+        results=found,
         notes=[
             *target.notes,
             *golden.notes,

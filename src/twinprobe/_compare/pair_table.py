@@ -16,6 +16,7 @@ from twinprobe._align.calls import IN_OUT, Shape, dims
 from twinprobe._align.links import MEANING, MERGED, Groups, Pairs
 from twinprobe._align.turns import REORDERED, VIEW, Axes, Candidate, find_turns
 from twinprobe._measure.elements import ANY_ORDER
+from twinprobe._runs.names import MATMUL_FACTOR, NAMED_MOMENTUM
 from twinprobe._runs.run import WHOLE, Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR
 
@@ -47,15 +48,12 @@ def pair_table(target: Run, golden: Run, pairs: Pairs) -> pl.DataFrame:
     return with_call_groups(frame, pairs) if pairs.call_groups else frame
 
 
-_MOMENTUM = r"batch_norm\.\d+\.forward\.(input|kwargs)\.momentum$"
-
-
 def _with_momentum(frame: pl.DataFrame, *frameworks: str) -> pl.DataFrame:
     """Paddle's momentum of running statistics says what is kept; against another framework, what is taken in."""
     if frameworks[0] == frameworks[1] or "paddle" not in frameworks:
         return frame
     side = "tg"[frameworks.index("paddle")]
-    rows = frame[f"{side}_name"].str.contains(_MOMENTUM).fill_null(value=False).arg_true().to_list()
+    rows = frame[f"{side}_name"].str.contains(NAMED_MOMENTUM).fill_null(value=False).arg_true().to_list()
     taken = {row: round(1 - kept, 12) for row in rows if (kept := frame[f"{side}_max"][row]) is not None}
     none = dict.fromkeys(taken)
     changes = {f"{side}_{stat}": taken for stat in STATS} | {"t_value_digest": none, "g_value_digest": none}
@@ -233,16 +231,13 @@ def _candidates(frame: pl.DataFrame) -> list[Candidate]:
     return found
 
 
-_FACTOR = r"(?i)\.(__matmul__|matmul|batchmatmul|bmm|mm)\.\d+\.(forward\.input|backward\.output)\.\w+$"
-
-
 def _factors(frame: pl.DataFrame) -> pl.Series:
     """Factors of a matrix product that one run transposes by a flag of it (``transpose_y``), the other beforehand."""
     other = (frame["t_shape"] != frame["g_shape"]).fill_null(value=False)
     if not other.any():
         return other
     for side in "tg":
-        other &= frame[f"{side}_name"].str.contains(_FACTOR).fill_null(value=False)
+        other &= frame[f"{side}_name"].str.contains(MATMUL_FACTOR).fill_null(value=False)
     for place in other.arg_true().to_list():
         target, golden = dims(frame["t_shape"][place]) or (), dims(frame["g_shape"][place]) or ()
         other[place] = len(target) > 1 and golden == (*target[:-2], target[-1], target[-2])

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import epsilon
 from twinprobe._align.links import NONE
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.summary import Divergence
 from twinprobe._layout.ranks import micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
 from twinprobe._layout.sketched.earlier import moved
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on
-from twinprobe._runs.names import TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._runs.names import GIVEN_GRADIENT, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
 from twinprobe.errors import TwinProbeError
 
@@ -36,7 +36,6 @@ _SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one nu
 _FAR = 10  # times that: no rounding
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
-_GRADIENT = r"^Optimizer\..*\.input\.0$"
 
 
 def one_multiple(comparison: Comparison) -> list[str]:
@@ -94,7 +93,7 @@ def not_shared(comparison: Comparison, findings: Sequence[str]) -> Divergence | 
     apart = {name for name, _, said in (text.partition(": ") for text in findings)
              if NOT_GOLDENS in said or NOTHING in said or UNREDUCED in said}  # fmt: skip
     held = {text.partition(".parameters.before: ")[0] for text in findings}
-    asked = (pairs["t_name"].is_in(list(apart)) & pairs["t_name"].str.contains(_GRADIENT)).fill_null(value=False)
+    asked = (pairs["t_name"].is_in(list(apart)) & pairs["t_name"].str.contains(GIVEN_GRADIENT)).fill_null(value=False)
     for row in np.flatnonzero(asked.to_numpy()).tolist():
         name, norms = pairs["t_name"][row], [piece.stats[3] or 0.0 for piece in whole.pieces_of(pairs["t_row"][row])]
         least, most, op = min(norms), max(norms), name.removesuffix(".input.0")
@@ -169,7 +168,7 @@ def _one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision:
 def _gradients(comparison: Comparison) -> pl.DataFrame:
     """The pairs of what optimizers were given, but zeros."""
     pairs = comparison.evidence.pairs.with_row_index("order")
-    named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
+    named = pairs["t_name"].str.contains(GIVEN_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
     return pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
 
 

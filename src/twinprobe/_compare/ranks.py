@@ -12,13 +12,14 @@ import numpy as np
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe._compare.slices import Cut, measure_slice
 from twinprobe._judge.deviation import DIFFERS
-from twinprobe._judge.origin import Divergence, Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
 from twinprobe._judge.search import BETWEEN, OUTSIDE
+from twinprobe._judge.summary import Divergence, Summary, unread_rows
 from twinprobe._report.dataset import MEETINGS, Place
 from twinprobe._runs.remote.contents import local_copies
-from twinprobe._scale.engine import Stream, open_stream
+from twinprobe._scale.engine import Stream
 from twinprobe._scale.ledger import Session
+from twinprobe._scale.spread import open_stream
 from twinprobe.errors import BadInput, NothingRecorded, TwinProbeError
 
 if TYPE_CHECKING:

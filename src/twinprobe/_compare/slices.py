@@ -6,17 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinprobe._compare.one import Measurer, file_metrics, file_sizes, silent, tensor_metrics, work_of
+from twinprobe._lazy import polars as pl
 from twinprobe._report.files import replacing
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import Run
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _PAIRS = "pairs.arrow"
 
@@ -98,8 +95,6 @@ def gathering(cut: Cut, lost: dict[int, str]) -> Measurer:
     """Take the metrics from the slices' files; the rows of a slice that could not be measured say why."""
 
     def measure(_target: Run, _golden: Run, pairs: pl.DataFrame, _progress: Callable[[int, int], None]) -> pl.DataFrame:
-        import polars as pl
-
         known = [None if piece.number in lost else _read(piece.file) for piece in cut.slices]
         schema = next((frame.schema for frame in known if frame is not None), None)
         if schema is None:
@@ -115,15 +110,11 @@ def gathering(cut: Cut, lost: dict[int, str]) -> Measurer:
 
 
 def _read(file: Path) -> pl.DataFrame:
-    import polars as pl
-
     with local_copy(file) as copy:
         return pl.read_ipc(copy)
 
 
 def _unmeasured(rows: pl.DataFrame, schema: pl.Schema, reason: str) -> pl.DataFrame:
-    import polars as pl
-
     has_files = rows["t_file"].is_not_null() & rows["g_file"].is_not_null()
     columns = {
         "status": pl.lit("unsupported"),

@@ -18,7 +18,6 @@ from twinprobe._align.rows import spelled
 from twinprobe._compare.one import Comparison
 from twinprobe._compare.ranks import Gathered
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
-from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.steps import (
     APART,
@@ -30,6 +29,7 @@ from twinprobe._judge.steps import (
     expected_noise,
     find_parting,
 )
+from twinprobe._judge.summary import Divergence
 from twinprobe._measure.sketch import estimate
 from twinprobe._report.files import own_timestamp, prepare_folder
 from twinprobe._report.overview import write_steps

@@ -20,13 +20,24 @@ import numpy as np
 from twinprobe._align.calls import bare_path, epsilon
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
-from twinprobe._judge.describe import size_words
+from twinprobe._judge.describe import said_of, size_words, unsized
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
-from twinprobe._judge.operations import ADAPTIVE
-from twinprobe._judge.origin import PARAMETER_GRADIENTS, UPDATED_PARAMETERS, Divergence, Summary, update_of_one_run
+from twinprobe._judge.results import PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
-from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._judge.summary import Divergence, Summary
+from twinprobe._runs.names import (
+    ADAPTIVE_LR,
+    ANY_SETTING,
+    BACKWARD,
+    FUSED_BIAS,
+    GRADIENTS,
+    STEP_SETTING,
+    TOTAL_NORM,
+    optimizer_class,
+    parse_op,
+    updated_parameter,
+)
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
@@ -38,14 +49,10 @@ if TYPE_CHECKING:
     from twinprobe._judge.verdicts import Judged
 
 SCALE_OF_LOSS = ", and the optimizer reads gradients that agree: a scale of the loss"
-_FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
 _FROM_OUTSIDE = " comes from outside and differs"
 _NOT_OF_THE_PASS = ", though the gradients of this step's backward pass agree"
 _SAME_MEAN = 1e-2  # of a loss: 16 bits
 _MANY, _FEW, _MORE = 0.25, 0.1, 4.0  # of all updated parameters, twice; times the noise
-_SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
-_ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
-_RATE = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
 
 
 def adaptive_rate(files: Iterable[Path]) -> float | None:
@@ -57,7 +64,7 @@ def adaptive_rate(files: Iterable[Path]) -> float | None:
             settings = dict(
                 table.filter(table["name"].str.contains(r"\.input\.(lr|alpha)$")).select("name", "max").rows()
             )
-            rates = {name: rate for name, rate in settings.items() if rate and re.search(_RATE, name)}
+            rates = {name: rate for name, rate in settings.items() if rate and re.search(ADAPTIVE_LR, name)}
             # RMSprop corrects no bias: its average of squares begins with a small share of the first one.
             shares = {name: 1 - (settings.get(f"{name.removesuffix('lr')}alpha") or 0.0) for name in rates}
             return max((rate / max(shares[name], 1e-4) ** 0.5 for name, rate in rates.items()), default=0.0)
@@ -76,7 +83,7 @@ def rate_of_noise(files: Sequence[Path]) -> float:
             return 0.0
         rates.append(rate)
     runs = open_run(files[0]), open_run(files[1])
-    return 0.0 if _other_settings(runs, _SETTING) else min(rates)
+    return 0.0 if _other_settings(runs, STEP_SETTING) else min(rates)
 
 
 def _other_settings(runs: tuple[Run, Run], names: str) -> dict[str, tuple[list[float], list[float]]]:
@@ -96,7 +103,7 @@ def settings_without_effect(runs: tuple[Run, Run]) -> str:
         return ""  # the same number means something else
     words = [
         f"{key} {', '.join(f'{value:g}' for value in mine)} against {', '.join(f'{value:g}' for value in golden)}"
-        for key, (mine, golden) in _other_settings(runs, _ANY_SETTING).items()
+        for key, (mine, golden) in _other_settings(runs, ANY_SETTING).items()
         if key != "step"
     ]
     return f"settings of the optimizers differ, with no effect seen so far: {'; '.join(words)}" if words else ""
@@ -131,7 +138,7 @@ def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: 
     modules = calls.str.extract(rf"^Module\.(.+)\.\w+\.{BACKWARD}\.").to_list()
     for module, error in zip(modules, np.nan_to_num(passes.error).tolist(), strict=True):
         off[module or ""] = max(off.get(module or "", 0.0), error)
-    may = {name: off.get(name.removeprefix(OPTIMIZER).rsplit(".", 6)[0], 0.0) for name in gradients}
+    may = {name: off.get(updated_parameter(name).rpartition(".")[0], 0.0) for name in gradients}
     # The norm of all gradients is no farther off than the worst of them.
     worst = max(may.values())
     if not all(error <= _MORE * may.get(name, worst) for name, error in differing.items()):
@@ -196,7 +203,7 @@ def _by_names(target: Run, golden: Run) -> Pairs:
 
 
 def _classes(run: Run) -> list[str]:
-    return sorted({op.rsplit(".", 3)[1] for op in run.ops})
+    return sorted({optimizer_class(op) for op in run.ops})
 
 
 def join_updates(summary: Summary, updates: Summary, runs: tuple[Run, Run], update_runs: tuple[Run, Run]) -> Summary:
@@ -304,20 +311,14 @@ def _factor(update: Divergence) -> float | None:
     return ratios[-1] if alike else None
 
 
-def unsized(divergence: Divergence) -> str:
-    """What is said of a divergence, without how large it is."""
-    return divergence.sentence.replace(size_words(divergence), "")
-
-
 def _by_setting(summary: Summary, first: Divergence, setting: Divergence | None) -> Summary:
     """Name the setting of an optimizer that differs: its calls show its effect (a factor, an additional call)."""
     kinds = [] if setting is None or setting.begins != ARGUMENT else [k for k in setting.kinds if k["name"] == ARGUMENT]
     if not kinds:
         return summary
     words = str(kinds[0]["sentence"]).replace("input.", "")
-    effect = f"; {first.sentence.removeprefix(f'{first.argument}: ')}"
-    if first.begins == ARGUMENT:  # a number that was made of the setting, or of two calls that are no pair
-        effect = size_words(first)
+    # A number that was made of the setting, or of two calls that are no pair, is no effect.
+    effect = size_words(first) if first.begins == ARGUMENT else f"; {said_of(first)}"
     shapes = [kind for kind in first.kinds if kind["name"] != ARGUMENT]
     first = replace(
         first,
@@ -349,7 +350,13 @@ def _updated_in_one_run(target: Run, golden: Run) -> Divergence | None:
             if any(gradient) or before != after:  # a gradient of zeros moves nothing; 16 bits show no small step
                 moved.append(op)
         if moved and 2 * len(moved) < len(run.ops):  # otherwise another optimizer, which names them differently
-            return update_of_one_run(moved, side)
+            more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+            sentence = f"only the {side} run's optimizer changes this parameter{more}: only there it has a gradient"
+            begins, row = MISSING if side == "golden" else EXTRA, f"{moved[0]}.output.0"
+            return Divergence(
+                moved[0], row, row, "", {}, {}, None, sentence, "injected", NONE, argument="output.0", begins=begins,
+                kinds=[{"name": begins, "sentence": sentence, "confidence": 0.9}],
+            )  # fmt: skip
     return None
 
 
@@ -377,7 +384,7 @@ def silent_parts(dump: Path) -> dict[str, float]:
         share = (quiet + 2) / BLOCKS if 0 < quiet < BLOCKS else 0.0  # the blocks at both ends have some more
         if norm is not None and norm <= epsilon(dtype) * (largest[op] or 0.0):
             share = 1.0
-        elif _FUSED_BIAS.search(path):
+        elif FUSED_BIAS.search(path):
             share = max(share, 1 / 3)
         found |= {path: min(share, 1.0)} if share else {}
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,8 +21,9 @@ from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
-from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
+from twinprobe._judge.results import LOSS, PARAMETER_GRADIENTS
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, PARAMETER_DIFFERS
+from twinprobe._judge.summary import Divergence
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,
@@ -55,7 +55,16 @@ from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earli
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._runs.names import (
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    READ_BY_OPTIMIZER,
+    SCALES,
+    TOTAL_NORM,
+    parse_op,
+    updated_parameter,
+)
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -64,8 +73,6 @@ _OTHER_SHARE = 1.5  # of the parameters: two ranks that share them have half of 
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _MOST = 0.5  # of the gradients of a step
 _FEW_ALIKE = 3  # findings that are listed one by one
-_READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
-_FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -230,7 +237,11 @@ def _odd_updates(comparison: Comparison, job: Job) -> list[str]:
     whole, pairs, dumps = comparison.target, comparison.evidence.pairs, [side.files(DUMP) for side in job.ranks]
     if not isinstance(whole, Whole) or isinstance(comparison.golden, Whole) or not all(dumps):
         return []
-    read = (pairs["t_name"].str.contains(_READ) & pairs["g_row"].is_not_null()).fill_null(value=False).to_numpy()
+    read = (
+        (pairs["t_name"].str.contains(READ_BY_OPTIMIZER) & pairs["g_row"].is_not_null())
+        .fill_null(value=False)
+        .to_numpy()
+    )
     differ = np.flatnonzero((comparison.judged.state == DIFFERS) & read).tolist()
     rows = [row for row in differ if not pairs["t_name"][row].startswith(TOTAL_NORM)][:_MOST_SUSPECTS]
     asked = [(pairs["t_row"][row], pairs["g_row"][row]) for row in rows]
@@ -355,7 +366,7 @@ def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
     return (
         first.begins in (ARGUMENT, EXTRA, MISSING)
         and call.direction == FORWARD
-        and bool(_FACTOR.search(call.body))
+        and bool(SCALES.search(call.body))
         and shapes == [()]
         and rows["requires_grad"].to_list() == [True]
     )
@@ -372,7 +383,7 @@ def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
     if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
         return finding
     row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
-    module, _, parameter = name.removeprefix(OPTIMIZER).rsplit(".", 5)[0].rpartition(".")
+    module, _, parameter = updated_parameter(name).rpartition(".")
     for piece in whole.pieces_of(row):
         own = gradients_of(side.files(DUMP)[piece.rank], module, parameter)
         if piece.stats not in own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from twinprobe._report.console import place_in_code
 from twinprobe._report.html import fill_static, safe
 
 if TYPE_CHECKING:
-    from twinprobe._find.search import FindResult
     from twinprobe._judge.steps import Trend
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 74, 20
@@ -44,6 +44,32 @@ svg .parting { stroke: var(--warning-mark); stroke-width: 1.5; stroke-dasharray:
 a { color: var(--accent); }
 @media (max-width: 600px) { svg { font-size: 16px; } }
 """
+
+
+@dataclass
+class FindResult:
+    """The findings of a search so far, as find.json holds them."""
+
+    target: dict[str, Any]
+    golden: dict[str, Any]
+    exact: bool
+    sentence: str = ""
+    agrees: bool | None = None
+    """None while it is not known."""
+    step: int | None = None
+    rank: str = ""
+    first: dict[str, Any] | None = None
+    """The first divergence, with the keys that compare gives it."""
+    others: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    stages: dict[str, str] = field(default_factory=dict)
+    """The result of each stage, in a sentence."""
+    settings: dict[str, list[Any]] = field(default_factory=dict)
+    """Settings that the two programs do not share."""
+    reproducer: str = ""
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
 
 def write_page(path: Path, result: FindResult, curves: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,14 @@ from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_paths
 from twinprobe._compare.ranks import rank_facts
 from twinprobe._compare.steps import compare_steps
-from twinprobe._compare.updates import unsized
-from twinprobe._find.page import curves, write_page
+from twinprobe._find.page import FindResult, curves, write_page
 from twinprobe._find.programs import Task, run_program, side
+from twinprobe._judge.describe import unsized
 from twinprobe._judge.ranks import find_culprits
+from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import ARGUMENT
 from twinprobe._judge.search import PARAMETER_DIFFERS as PARAMETER
 from twinprobe._judge.steps import StepsComparison, find_parting
-from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.console import json_bytes, place_in_code
 from twinprobe._report.files import prepare_folder, replacing, result_stem, timestamp_now
 from twinprobe._report.overview import write_steps
@@ -37,7 +37,7 @@ from twinprobe._runs.watch import watch_files
 from twinprobe.errors import BadInput, TwinProbeError
 
 if TYPE_CHECKING:
-    from twinprobe._judge.origin import Divergence
+    from twinprobe._judge.summary import Divergence
 
 WATCH, STEP, TENSORS, REPLAY, CONFIRM = "watch", "step", "tensors", "replay", "confirm"
 REPRODUCER = "reproducer"
@@ -64,32 +64,6 @@ class Request:
     resume: bool = False
     confirm: bool = False
     """Whether the target is run once more with golden's values where the difference begins."""
-
-
-@dataclass
-class FindResult:
-    """The findings of a search so far, as find.json holds them."""
-
-    target: dict[str, Any]
-    golden: dict[str, Any]
-    exact: bool
-    sentence: str = ""
-    agrees: bool | None = None
-    """None while it is not known."""
-    step: int | None = None
-    rank: str = ""
-    first: dict[str, Any] | None = None
-    """The first divergence, with the keys that compare gives it."""
-    others: list[dict[str, Any]] = field(default_factory=list)
-    results: list[dict[str, Any]] = field(default_factory=list)
-    stages: dict[str, str] = field(default_factory=dict)
-    """The result of each stage, in a sentence."""
-    settings: dict[str, list[Any]] = field(default_factory=dict)
-    """Settings that the two programs do not share."""
-    reproducer: str = ""
-    notes: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    interrupted: bool = False
 
 
 Say = Callable[[str], None]

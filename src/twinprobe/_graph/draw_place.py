@@ -20,8 +20,8 @@ from twinprobe._graph.links import Matcher
 from twinprobe._graph.picture import TARGET, Picture, draw_pair, drawn_run, log_calls
 from twinprobe._graph.values import DB, VIS
 from twinprobe._graph.vis_files import GraphDb, node_indices, write_vis
-from twinprobe._judge.origin import Summary
-from twinprobe._judge.verdicts import Thresholds
+from twinprobe._judge.rules import Thresholds
+from twinprobe._judge.summary import Summary
 from twinprobe._layout.layout import Layouts
 from twinprobe._layout.merge import Merged, merge_ranks
 from twinprobe._layout.settle import Settler

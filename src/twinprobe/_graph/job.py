@@ -13,13 +13,13 @@ from twinprobe._graph.communication import Call, link_ranks, read_calls
 from twinprobe._graph.compare_json import Place, find_places, find_replicas, find_wholes
 from twinprobe._graph.draw_place import DB_FILE, MERGED_DUMP, Drawn, GraphRequest, Job, calls_file, open_runs, run_job
 from twinprobe._graph.vis_files import GraphDb, add_rank_links
-from twinprobe._judge.origin import Summary
+from twinprobe._judge.summary import Summary
 from twinprobe._layout.merge import Merged, write_merged
 from twinprobe._report.files import Staging, prepare_folder, scratch_folder
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.whole_files import temporary_name
-from twinprobe._scale.engine import spread
 from twinprobe._scale.ledger import Session
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 
 Advance = Callable[[str, int, int], None]  # what is counted, how many are done, of how many

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import canonical
 from twinprobe._compare.one import Comparison
 from twinprobe._judge.deviation import DIFFERS
-from twinprobe._judge.origin import BUFFERED, UNINITIALISED
+from twinprobe._judge.operations import BUFFERED, UNINITIALISED
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, StatDifference
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run

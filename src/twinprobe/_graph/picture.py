@@ -15,7 +15,7 @@ from twinprobe._graph.links import NONE, Matcher, TreeMatcher
 from twinprobe._graph.node_values import CallValues, call_values, overflow_levels
 from twinprobe._graph.tree import CallSites, Tree, assign_micro_steps, build_tree, call_sites
 from twinprobe._graph.values import NEEDED, CallTexts, MetricTexts, Style, ValueTexts, quoted
-from twinprobe._judge.verdicts import Thresholds
+from twinprobe._judge.rules import Thresholds
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.merge import Merged, ShapeFitter
 from twinprobe._layout.whole import Whole

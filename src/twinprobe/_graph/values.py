@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from twinprobe._compare.one import Comparison
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME
 from twinprobe._report.tables import DIFFERENCES, NOT_APPLICABLE, RELATIVES, float_texts, metric_columns
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import FLOAT, INT, NULL, OUTPUT, STATS, TENSOR, VALUE
 
 if TYPE_CHECKING:
-    import polars as pl
     from numpy.typing import NDArray
 
 _COLUMNS = ["kind", "type", "dtype", "shape", "requires_grad"]
@@ -26,8 +26,6 @@ _COLUMNS = ["kind", "type", "dtype", "shape", "requires_grad"]
 
 def _distinct(table: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """The first row of each look, and the look of each row."""
-    import polars as pl
-
     key = np.zeros(table.height, dtype=np.int64)
     for column in table.get_columns():
         codes = column.cast(pl.Categorical).to_physical() if column.dtype == pl.String else column.cast(pl.UInt32)
@@ -75,8 +73,6 @@ def escaped(column: pl.Series) -> pl.Series:
 
 def escaped_columns(table: pl.DataFrame, names: list[str]) -> pl.DataFrame:
     """A table with these columns escaped; most need nothing, and one look at all of them says so."""
-    import polars as pl
-
     odd = table.select(pl.col(names).str.contains(r"""["'\\\x00-\x1f\x7f]""").any()).row(0, named=True)
     return table.with_columns(escaped(table[name]) for name in names if odd[name])
 
@@ -93,8 +89,6 @@ def six_digits(numbers: pl.Series) -> pl.Series:
 
 def percents(shares: pl.Series) -> pl.Series:
     """Shares of one as percentages; long decimals are cut to six places."""
-    import polars as pl
-
     numbers = shares.to_numpy() * 100
     with np.errstate(invalid="ignore"):
         millionths = np.rint(numbers * 1e6)
@@ -161,8 +155,6 @@ class ValueTexts:
     def __init__(
         self, run: Run, style: Style, more: Callable[[int, int], pl.Series] | None, instead: dict[int, str]
     ) -> None:
-        import polars as pl
-
         self._run, self._style, self._more, self._instead = run, style, more, instead
         self._table = escaped_columns(run.table, _TEXTS)
         # What many values have in common (type, shape and the like) is spelled once for all of them: the text before
@@ -191,8 +183,6 @@ class ValueTexts:
 
     def _lines(self, row: int, end: int) -> pl.Series:
         """Each row with its name, as a member of an object."""
-        import polars as pl
-
         table = self._table.slice(row, end - row)
         before, after = (texts.gather(self._look_of_row[row:end]) for texts in (self._before, self._after))
         statistics = _statistics(table, self._style)
@@ -224,8 +214,6 @@ class ValueTexts:
 
 def _statistics(table: pl.DataFrame, style: Style) -> list[pl.Series]:
     """The texts of the four statistics, made as one long column, since many short ones cost more."""
-    import polars as pl
-
     texts = style.number(pl.concat([table[stat] for stat in STATS]))
     words = pl.concat([table[f"{stat}_text"] for stat in STATS])
     if words.null_count() < len(words):
@@ -247,8 +235,6 @@ class MetricTexts:
     """Renders the metrics and verdicts of a comparison for slices of the target's rows."""
 
     def __init__(self, comparison: Comparison, style: Style) -> None:
-        import polars as pl
-
         self._evidence = comparison.evidence
         self._style = style
         judged, rows = comparison.judged, comparison.target.table.height
@@ -260,8 +246,6 @@ class MetricTexts:
 
     def rows(self, start: int, end: int) -> pl.Series:
         """The text for the target's rows from start to end; empty for rows without a counterpart."""
-        import polars as pl
-
         evidence = self._evidence
         pairs = evidence.pairs.slice(start, end - start)
         columns: list[pl.Series | pl.Expr] = []
@@ -291,8 +275,6 @@ class MetricTexts:
 
     def _differences(self, pairs: pl.DataFrame, start: int, end: int) -> list[pl.Series]:
         """All four statistics in one long column, since many short ones cost more."""
-        import polars as pl
-
         assert self._evidence.differences is not None
         parts = [self._evidence.differences[stat] for stat in STATS]
         case, diff, relative = (
@@ -322,6 +304,4 @@ class MetricTexts:
 
 
 def _words(case: NDArray[np.uint8]) -> pl.Series:
-    import polars as pl
-
     return pl.Series(_CASES).gather(pl.Series(case, dtype=pl.UInt32))

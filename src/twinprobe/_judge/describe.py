@@ -23,9 +23,11 @@ from twinprobe._judge.deviation import (
     sketches_of,
 )
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
+from twinprobe._judge.kinds.by_settings import LATER, built_clause, clipping, settings_of_layer
 from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.origin import PARAMETER_GRADIENTS, Divergence, begins_backward, clipping, result_rows
+from twinprobe._judge.results import PARAMETER_GRADIENTS, begins_backward, result_rows
+from twinprobe._judge.rules import PASS, RULES
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -40,9 +42,10 @@ from twinprobe._judge.search import (
     golden_inputs,
     other_modules,
 )
-from twinprobe._judge.verdicts import PASS, RULES, Evidence, Judged
+from twinprobe._judge.summary import Divergence
+from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
-from twinprobe._runs.names import FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
+from twinprobe._runs.names import FORWARD, LAYERS, OPTIMIZER, RUNNING_MOMENTUM, TOTAL_NORM, parse_op
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError
@@ -107,6 +110,14 @@ def describe(
     size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, error / grain, times)
     place = name.removeprefix(op).strip(".") or name
     what = _sentence(evidence, judged, beginning, found, place)
+    module = _module(run, op)
+    if kinds and beginning.cause == OUTPUT_DIFFERS and module != IN_OPTIMIZER and golden is not None:
+        call = parse_op(op)
+        noted = LAYERS in target.settings and LAYERS in golden.settings
+        path = call.body if call.is_module else module
+        if noted and (built := settings_of_layer(target, golden, evidence.pairs, path)):
+            found.insert(0, Kind(ARGUMENT, "; ".join(built), 0.9))
+            what = f"{built_clause(built)}; {what}"
     isolated = evidence.isolated
     if isolated is not None and np.isfinite(isolated.times[at]):
         sides = (("the target", isolated.target_eps[at]), ("golden", isolated.golden_eps[at]))
@@ -123,7 +134,7 @@ def describe(
         sentence=f"{place}: {what}{size}{judged.unread_before}",
         origin=judged.origin[at],
         order=at,
-        module=_module(run, op),
+        module=module,
         argument=place,
         begins=beginning.cause,
         kinds=[{"name": kind.name, "sentence": kind.sentence, "confidence": kind.confidence} for kind in found],
@@ -189,6 +200,16 @@ def size_words(divergence: Divergence) -> str:
     return size_of(error) if divergence.begins in ("", EXTRA) else _size(error, eps, times)
 
 
+def unsized(divergence: Divergence) -> str:
+    """What is said of a divergence, without how large it is."""
+    return divergence.sentence.replace(size_words(divergence), "")
+
+
+def said_of(divergence: Divergence) -> str:
+    """What is said of a divergence, without its place."""
+    return divergence.sentence.removeprefix(f"{divergence.argument}: ")
+
+
 def _size(error: float, eps: float, times: float) -> str:
     if isnan(error) or error == 0:
         return ""
@@ -213,7 +234,10 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         rows = [pairs.row(row, named=True) for row in beginning.arguments[:6]]
         values = dict.fromkeys(map(_argument, rows))
         what = "gradients flow back in one run only" if rows and _detached(rows[0]) else _BY_ARGUMENT
-        return f"{what}: {'; '.join([*values][:3])}"
+        later = ""
+        if rows and all(re.search(RUNNING_MOMENTUM, row["t_name"] or "") for row in rows):
+            what, later = "an argument differs", f": {LATER}"
+        return f"{what}: {'; '.join([*values][:3])}{later}"
     if beginning.cause in (EXTRA, MISSING) and beginning.arguments:
         only = "only the golden run makes this call, for the value here"
         if beginning.cause == EXTRA:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims, canonicals, dims, epsilons
 from twinprobe._judge.operations import is_smooth
+from twinprobe._judge.rules import SUSPICIOUS
 from twinprobe._measure.sketch import Estimate, estimate_pairs, sketch
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs import table as tables
@@ -57,6 +58,47 @@ class Deviation:
     state: NDArray[np.uint8]
     error: Floats
     nonfinite: Bools
+
+
+@dataclass
+class Isolated:
+    """What replaying calls from their own inputs has shown, by row; NaN where a row was not replayed: how far each side
+    is from its own float64 reference, in epsilons and in multiples of what the operation may lose."""
+
+    target_eps: Floats
+    target_times: Floats
+    golden_eps: Floats
+    golden_times: Floats
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, row: int, target: Any, golden: Any, *, clears: bool) -> None:
+        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None.
+
+        ``clears``: both sides made the same call, so that healthy results on both sides explain all that differs.
+        """
+        known = [error for error in (target, golden) if error is not None]
+        counts = clears or any(error.times > SUSPICIOUS for error in known)
+        for error, eps, times in (
+            (target, self.target_eps, self.target_times),
+            (golden, self.golden_eps, self.golden_times),
+        ):
+            if error is not None:
+                eps[row] = error.eps
+                times[row] = error.times if counts else np.nan
+
+    @property
+    def times(self) -> Floats:
+        """How far off the worse side is by itself; where both are off alike, the runs do not part.
+
+        Nothing is known of a call with a healthy side where the other could not be replayed.
+        """
+        worse = np.fmax(self.target_times, self.golden_times)
+        with np.errstate(invalid="ignore"):
+            better = np.minimum(self.target_times, self.golden_times)
+            alike = np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
+            unsure = np.isnan(better) & (worse <= SUSPICIOUS)
+        apart: Floats = np.where(unsure, np.nan, worse - alike)
+        return apart
 
 
 def by_sketches(target: Run, golden: Run, pairs: pl.DataFrame) -> Estimate | None:

@@ -25,17 +25,8 @@ from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, WILD, bools
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import (
-    ADAPTIVE,
-    ROUGH_EXP,
-    RUNNING_MEAN,
-    RUNNING_VARIANCE,
-    Family,
-    operation_of,
-    orders,
-    softened,
-)
-from twinprobe._runs.names import CONTAINERS, FORWARD, LISTS, OPTIMIZER
+from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of, orders, softened
+from twinprobe._runs.names import ADAPTIVE, CONTAINERS, FORWARD, LISTS, OPTIMIZER, RUNNING_MEAN, RUNNING_VARIANCE
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, VALUE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.names import LISTS, OpName
+from twinprobe._runs.names import ADAM_EPS, LISTS, OpName
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import PARAMETER
 
@@ -160,15 +160,28 @@ def operation_of(op: OpName) -> Operation:
     return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
 
 
-_ORDERS = frozenset({
-    "sort", "argsort", "msort", "topk", "kthvalue", "median", "mode", "max", "min", "argmax", "argmin", "cummax",
-    "cummin",
+# Calls whose result is memory nobody has written yet, or a plain copy of bytes: their values say nothing.
+UNINITIALISED = frozenset({
+    "empty", "empty_like", "numpy", "to", "__setitem__", "empty_with_format", "new_empty_strided", "new_empty",
+    "empty_strided",
 })  # fmt: skip
+# Collectives whose recorded input is partly a receive buffer.
+BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
+
+# Functions that put values in order, or pick by their order, and give their places; whether they choose by scores, as
+# tokens and boxes are chosen.
+_ORDERS = dict.fromkeys(("sort", "argsort", "topk", "argmax"), True)
+_ORDERS |= dict.fromkeys(("msort", "kthvalue", "median", "mode", "max", "min", "argmin", "cummax", "cummin"), False)
 
 
 def orders(op: OpName) -> bool:
     """Whether a call puts values in order, or picks by their order, and gives their places."""
     return not op.is_module and op.body.rpartition(".")[2].strip("_").lower() in _ORDERS
+
+
+def chooses(op: OpName) -> bool:
+    """Whether a call chooses one or some of many by scores."""
+    return orders(op) and _ORDERS[op.body.rpartition(".")[2].strip("_").lower()]
 
 
 @lru_cache(maxsize=4096)
@@ -383,14 +396,7 @@ def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: M
     return ""
 
 
-# Running statistics, which a batch norm writes to.
-RUNNING_MEAN = (
-    r"(batch_norm\.\d+\.forward\.(input|kwargs)\.(1|running_mean)|(BatchNorm\.\d+\.forward\.input\.3)|moving_mean)$"
-)
-RUNNING_VARIANCE = r"batch_norm\.\d+\.forward\.(input|kwargs)\.(2|running_var)$"
-# Optimizers that divide by a gradient's size, or take its sign: they make a whole step of a gradient that is noise.
-ADAPTIVE = r"[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*"
-_EPS, _SAME_STEPS, _MINDSPORE = r"^Optimizer\..*\.input\.eps$", 2e-3, "Float32"
+_SAME_STEPS, _MINDSPORE = 2e-3, "Float32"
 
 
 def same_eps(pairs: pl.DataFrame) -> NDArray[np.bool_]:
@@ -402,7 +408,7 @@ def same_eps(pairs: pl.DataFrame) -> NDArray[np.bool_]:
     if (pairs["t_dtype"] == _MINDSPORE).any() == (pairs["g_dtype"] == _MINDSPORE).any():
         return same
     numbers = dict(zip(pairs["t_name"].to_list(), pairs["t_max"].to_list(), strict=True))
-    for row in pairs["t_name"].str.contains(_EPS).fill_null(value=False).arg_true().to_list():
+    for row in pairs["t_name"].str.contains(ADAM_EPS).fill_null(value=False).arg_true().to_list():
         beta = numbers.get(pairs["t_name"][row].removesuffix("eps") + "betas.1")
         smaller, larger = sorted((pairs["t_max"][row] or 0.0, pairs["g_max"][row] or 0.0))
         if beta and 0 < smaller < larger:

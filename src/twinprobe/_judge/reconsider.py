@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.origin import PARAMETER_GRADIENTS, result_rows
+from twinprobe._judge.results import PARAMETER_GRADIENTS, result_rows
 from twinprobe._judge.search import OUTPUT_DIFFERS, OUTSIDE, PARAMETER_DIFFERS, Beginning, find_beginnings, follow, when
 from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.origin import begins_backward, predictions
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
+from twinprobe._judge.results import begins_backward, predictions
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 

@@ -16,6 +16,7 @@ from twinprobe._judge.deviation import (
     UNKNOWN,
     UNMATCHED,
     Deviation,
+    Isolated,
     Rows,
     aligned,
     bools,
@@ -27,15 +28,25 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import Differences, Flow, ignored_rows, times_zero, trace
+from twinprobe._judge.flow import Differences, Flow, grouped_calls, ignored_rows, times_zero, trace
 from twinprobe._judge.inherited import carried_state
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
-from twinprobe._judge.operations import HIDDEN_PRECISION, same_eps
-from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
+from twinprobe._judge.operations import BUFFERED, HIDDEN_PRECISION, UNINITIALISED, same_eps
+from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
+from twinprobe._judge.rules import PASS, RULES, SEVERITIES, Thresholds
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
+from twinprobe._judge.summary import unread_rows
 from twinprobe._measure.statistics import NUMBER, StatDifference
-from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM
+from twinprobe._runs.names import (
+    BACKWARD,
+    IN_TRAINING,
+    KERNEL_SETTING,
+    OPTIMIZER,
+    RUNNING_MOMENTUM,
+    TOTAL_NORM,
+    parse_op,
+)
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -44,75 +55,6 @@ if TYPE_CHECKING:
 
     from twinprobe._measure.sketch import Estimate
 
-# The rules behind a verdict: each is one line of this table, one bit of a row's findings.
-
-PASS, WARNING, ERROR = "pass", "warning", "error"
-_RANK = {PASS: 0, WARNING: 1, ERROR: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A finding: how grave it is and what it means in words."""
-
-    severity: str
-    words: str
-
-
-RULES: dict[str, Rule] = {
-    "identical": Rule(PASS, "identical"),
-    "rounding": Rule(PASS, "equal within rounding"),
-    "turned": Rule(PASS, "compared in the golden run's layout"),
-    "device": Rule(PASS, "the device differs, as it may"),
-    "uninitialised": Rule(PASS, "not judged: the values of this call are not defined"),
-    "masked": Rule(PASS, "not judged: fill values of a mask"),
-    "flip": Rule(PASS, "a choice flipped within the noise of its inputs"),
-    "same_results": Rule(PASS, "the value differs, the outputs agree"),
-    "other_dtype": Rule(PASS, "another dtype"),
-    "other_requires_grad": Rule(PASS, "another requires_grad"),
-    "communication": Rule(PASS, "communication, which only one of the layouts needs"),
-    "other_arguments": Rule(PASS, "not judged: only one layout gives this call all its arguments at once"),
-    "not_clipped": Rule(PASS, "not judged: only one run has measured the norm of all gradients"),
-    "only_means": Rule(PASS, "not judged: sums of ranks on both sides, of which statistics tell only the mean"),
-    "target_only": Rule(WARNING, "no counterpart in the golden run"),
-    "golden_only": Rule(WARNING, "no counterpart in the target run"),
-    "unreadable": Rule(WARNING, "the tensor could not be read"),
-    "by_statistics": Rule(WARNING, "the recorded statistics are compared instead"),
-    "unknown": Rule(WARNING, "nothing that could be compared was recorded"),
-    "mixed": Rule(WARNING, "one side recorded a tensor, the other a plain value or None"),
-    "input": Rule(WARNING, "this input already differs"),
-    "parameter": Rule(WARNING, "this parameter differs"),
-    "outside": Rule(WARNING, "this input comes from outside the recorded calls and already differs"),
-    "inherited": Rule(WARNING, "the output differs, and so do the inputs: inherited"),
-    "received": Rule(WARNING, "the output of a collective differs: it may have begun on another rank"),
-    "without_effect": Rule(WARNING, "differs more than noise explains, without effect on any result"),
-    "injected": Rule(WARNING, "the output differs while all inputs agree: injected here"),
-    "injected_beyond": Rule(WARNING, "the output differs more than its inputs explain: injected here"),
-    "injected_unpaired": Rule(WARNING, "the output differs, and not every input has a counterpart: injected here"),
-    "isolated": Rule(WARNING, "from its own inputs the target's call gives other values: injected here"),
-    "isolated_golden": Rule(WARNING, "from its own inputs golden's call gives other values: injected here"),
-    "injected_by_argument": Rule(WARNING, "the output differs because an argument differs: injected here"),
-    "injected_by_parameter": Rule(WARNING, "the output differs because a parameter differs: injected here"),
-    "injected_by_input": Rule(WARNING, "the output differs because an input from outside differs: it comes in here"),
-    "injected_inside": Rule(WARNING, "the difference begins in this module's own code: injected here"),
-    "extra": Rule(WARNING, "only the target run makes this call, and what follows differs: injected here"),
-    "missing": Rule(WARNING, "only the golden run makes the call that gives this input: injected here"),
-    "random": Rule(WARNING, "random numbers differ: injected here"),
-    "point": Rule(WARNING, "the saved value differs"),
-    "gradient": Rule(WARNING, "the parameter's gradient differs"),
-    "growth": Rule(WARNING, "the error grows more than tenfold within this call"),
-    "cosine": Rule(WARNING, "the cosine falls by more than 0.1 within this call"),
-    "other_shape": Rule(WARNING, "another shape"),
-    "far_norm": Rule(ERROR, "the output's norm is off by more than 50 % while the inputs' are within 10 %"),
-    "far_sketch": Rule(ERROR, "the output is off by more than 50 % by its sketch while the inputs are within 10 %"),
-    "far_ratio": Rule(ERROR, "under 60 % of the output's elements are within 0.1 % while over 90 % of the inputs' are"),
-    "far_point": Rule(ERROR, "the saved value is far off"),
-    "nonfinite": Rule(ERROR, "NaN or infinity stands on one side only, or with the other sign"),
-    "digest": Rule(ERROR, "the checksum differs, and the difference begins here"),
-    "requires_grad": Rule(ERROR, "requires_grad differs"),
-    "value": Rule(ERROR, "the value differs"),
-    "dtype": Rule(ERROR, "the dtype differs"),
-    "shape": Rule(ERROR, "the shape differs"),
-}  # fmt: skip
 _BIT = {name: np.int64(1) << at for at, name in enumerate(RULES)}
 
 
@@ -136,57 +78,39 @@ class Findings:
 
 def _describe(bits: int) -> tuple[str, str, str]:
     held = [rule for name, rule in RULES.items() if bits & int(_BIT[name])]
-    held.sort(key=lambda rule: -_RANK[rule.severity])
+    held.sort(key=lambda rule: -SEVERITIES.index(rule.severity))
     verdict = held[0].severity if held else PASS
     messages = [f"{rule.severity}: {rule.words}" for rule in held if rule.severity != PASS]
     told = [rule.words for rule in held if verdict == PASS or rule.severity != PASS]
     return verdict, json.dumps(messages), "; ".join(told)
 
 
-# The numbers behind the verdicts.
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Every limit that a verdict depends on; docs/metrics.md explains each."""
-
-    rounding: float | None = None
-    """Given by hand, in place of the expected error: what is rounding, in machine epsilons of the coarser dtype."""
-    suspicious: float = SUSPICIOUS
-    """An error this many times as large as rounding and the inputs' errors explain begins here."""
-    estimated: float = 6.0
-    """The same where only max, min, mean and norm were recorded, which see a part of a difference."""
-    aligned: float = 2.0
-    """The same where the whole error is one factor: rounding errors point anywhere, and leave the norm as it is."""
-    replaced: float = 1.5
-    """The same where another activation stands in its place and its inputs are equal to the last bit."""
-    by_row: bool = False
-    """Judge dtype and requires_grad row by row, as the older tool documents it."""
-    small_input: float = 0.1
-    """Inputs whose norms are this close count as close when an output is far off."""
-    large_output: float = 0.5
-    """An output norm this far off, from close inputs, is an error."""
-    growth: float = 10.0
-    """An error that grows this much within one call is worth a word."""
-    close_ratio: float = 0.9
-    """Inputs count as close when this share of their elements is within one thousandth."""
-    far_ratio: float = 0.6
-    """An output with a smaller share, from close inputs, is an error."""
-    cosine_drop: float = 0.1
-    """A cosine that falls this much within one call is worth a word."""
-
-
-# The tolerance of inference reports, which have no inputs to weigh an error against.
-EPSILONS = 64.0
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT: "input"}  # a row that differs
 _OTHER_LAYOUT = ("qkv", "gate_up")
-# Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
-_ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
-# Where these are false, running statistics are read and not written: their momentum never acts.
-_IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
-_KERNELS = r"^Optimizer\..*\.(fused|foreach|capturable|differentiable)$"  # how an optimiser computes, not what
+
+
+@dataclass
+class Calls:
+    """What is known of each target call, and which call each row belongs to (-1 for golden-only rows)."""
+
+    of_row: NDArray[np.int64]
+    role: NDArray[np.uint8]
+    exempt: Bools
+    collective: Bools
+    buffered: Bools
+    inputs_differ: Bools
+    parameters_differ: Bools
+    outputs_differ: Bools
+    from_outside: Bools
+    injected: Bools
+    gives: Bools
+    """Calls with results that are judged by themselves: outputs, or the gradients that a backward call leaves."""
+
+    def spread(self, per_call: Bools) -> Bools:
+        """A fact of each call, given to each of its rows."""
+        return np.where(self.of_row >= 0, per_call[self.of_row], False)
 
 
 @dataclass
@@ -234,6 +158,10 @@ class Evidence:
     isolated: Isolated | None = None
     other_layout: bool = False
     """Whether the runs are spread over their ranks in different ways."""
+
+
+_COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
+_SPECIAL = UNINITIALISED | BUFFERED
 
 
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
@@ -293,6 +221,76 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
         verdict, messages, reason, origin.tolist(), deviation.error, calls, first, unread, flow, noise, beginnings,
         deviation.state,
     )  # fmt: skip
+
+
+def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
+    """Find, for every call of the target run, whether a difference begins there.
+
+    A call injects a difference when an output differs while all inputs and parameters agree; also when its
+    parameters differ and its inputs agree, and when the very first difference of the run enters through an input
+    that no earlier call gave. What comes out of a collective may have begun on another rank, so it never counts.
+    """
+    count = len(run.ops)
+    of_row = pairs["t_op"].fill_null(-1).to_numpy().astype(np.int64)
+    grouped_calls(pairs, of_row)
+    role = pairs["t_role"].fill_null(255).to_numpy()
+    exempt, buffered, collective = (np.zeros(count, dtype=bool) for _ in range(3))
+    for at, name in enumerate(run.ops if not run.single_points else ()):
+        prefix, _, rest = name.partition(".")
+        collective[at] = prefix in COLLECTIVE_PREFIXES
+        if rest.partition(".")[0] in _SPECIAL:
+            op = parse_op(name)
+            exempt[at] = op.body in UNINITIALISED and not op.is_module
+            buffered[at] = op.body in BUFFERED
+    differs = (deviation.state == DIFFERS) & (of_row >= 0)
+    differs &= ~np.where(of_row >= 0, exempt[of_row], False)
+
+    def any_in(mask: Bools) -> Bools:
+        found = np.zeros(count, dtype=bool)
+        found[of_row[differs & mask]] = True
+        return found
+
+    inputs = any_in(role == INPUT)
+    parameters = any_in(role == PARAMETER)
+    outputs = any_in((role == OUTPUT) | (role == GRADIENT) | (role == POINT))
+    bare = any_in((role == GRADIENT) | (role == POINT))  # values recorded without the call that made them
+    first = next(iter(np.flatnonzero(inputs | parameters | outputs).tolist()), None)
+    from_outside = parameters & ~inputs
+    received = outputs & collective & ~inputs
+    injected = outputs & ~inputs & ~parameters & ~collective & ~bare
+    if not run.arrangement:  # what other ranks have sent is not in the run
+        injected &= ~_around(run, received)
+    if first is not None and (inputs[first] or bare[first]) and not collective[first]:
+        from_outside[first] |= bool(inputs[first])
+        injected[first] |= bool(bare[first])
+    injected |= from_outside
+    gives = np.array([f".{BACKWARD}" in name for name in run.ops], dtype=bool)
+    gives[of_row[(role == OUTPUT) & (of_row >= 0)]] = True
+    return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected, gives)
+
+
+def communication(pairs: pl.DataFrame) -> Bools:
+    """Rows of calls that exchange data between ranks: collectives, functional ones, and those of sharded parameters."""
+    names = pairs["t_name"].fill_null(pairs["g_name"])
+    return bools(names.str.contains(_COMMUNICATION))
+
+
+def _around(run: Run, calls: Bools) -> Bools:
+    """The module calls that enclose any of these calls: what they give may have come from another rank too."""
+    found = np.zeros(len(run.ops), dtype=bool)
+    chosen = np.flatnonzero(calls).tolist()
+    if not chosen:
+        return found
+    place = {name: at for at, name in enumerate(run.ops)}
+    seen: set[str] = set()  # a damaged construct.json may hold circles
+    for at in chosen:
+        parent = run.parents.get(run.ops[at])
+        while parent is not None and parent not in seen:
+            seen.add(parent)
+            if parent in place:
+                found[place[parent]] = True
+            parent = run.parents.get(parent)
+    return found
 
 
 def _weigh(
@@ -364,11 +362,12 @@ def _differences(
     integer, differs = integer | refilled, (evidence.deviation.state == DIFFERS) | refilled
     carried = np.zeros(len(flow.role), dtype=bool) if first_step else carried_state(flow, noise.far)
     number = rows.number("t", "max")
-    frozen = bools(names.str.contains(_IN_TRAINING)) & rows.value & (number == 0)
-    acts_later = bools(names.str.contains(_ACTS_LATER)) & rows.value
+    # Results of a step do not depend on the momentum of running statistics; where these are only read, nothing does.
+    frozen = bools(names.str.contains(IN_TRAINING)) & rows.value & (number == 0)
+    acts_later = bools(names.str.contains(RUNNING_MOMENTUM)) & rows.value
     acts_later |= noise.running & rows.tensor & rows.matched
     recut, part = related_shapes(evidence.pairs)
-    alike = bools(names.str.contains(_KERNELS)) | same_eps(evidence.pairs)
+    alike = bools(names.str.contains(KERNEL_SETTING)) | same_eps(evidence.pairs)
     return Differences(
         value=rows.value & differs & ~alike, integer=integer, whole=integer & differs,
         shape=shape, recut=shape & recut, part=shape & part, matched=rows.matched, tensor=rows.tensor,

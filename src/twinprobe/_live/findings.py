@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from twinprobe._compare.one import Comparison
-    from twinprobe._judge.origin import Divergence
+    from twinprobe._judge.summary import Divergence
 
 PHASE_ORDER = (
     BEFORE_PHASE, FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE, AFTER_PHASE,
@@ -152,8 +152,8 @@ def judge_runs(
     from twinprobe._align.links import from_partners
     from twinprobe._compare.one import Options as How
     from twinprobe._compare.one import compare_runs
+    from twinprobe._judge.rules import PASS
     from twinprobe._judge.search import PARAMETER_DIFFERS
-    from twinprobe._judge.verdicts import PASS
 
     for run in (raw, base):
         run.measure()
@@ -236,7 +236,8 @@ def _by_tolerance(compared: Comparison, rows: set[int]) -> Comparison:
     import numpy as np
 
     from twinprobe._judge.deviation import DIFFERS, IDENTICAL, ROUNDING, Deviation
-    from twinprobe._judge.verdicts import Thresholds, judge
+    from twinprobe._judge.rules import Thresholds
+    from twinprobe._judge.verdicts import judge
 
     measured = compared.evidence.deviation
     state = measured.state.copy()

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twinprobe._lazy import polars as pl
 from twinprobe._live.findings import INJECTED, Finding, Findings, FirstDifference, differing
 from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
@@ -19,7 +20,6 @@ from twinprobe._runs.names import FORWARD, listed, parse_op
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
-    import polars as pl
     from rich.console import Console
     from rich.text import Text
 
@@ -351,8 +351,6 @@ def _fill(form: str, result: Result, path: Path) -> None:
         fill_static(path, f"TwinProbe: {result.raw} against {result.base}", ["auto_diff"], content, _STYLE)
     else:
         if form == "xlsx":  # workbooks colour their rows by this column
-            import polars as pl
-
             verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
             table = table.with_columns(verdicts.alias("Result"))
         fill_table(form, table, path)
@@ -360,8 +358,6 @@ def _fill(form: str, result: Result, path: Path) -> None:
 
 def table_of(findings: list[Finding]) -> pl.DataFrame:
     """One row per pair of tensors."""
-    import polars as pl
-
     named = {name: attrgetter(name) for name in ("phase", "raw", "base", "place", "tensor")}
     texts = {
         **named, "verdict": _verdict, "cause": attrgetter("cause"), "why": attrgetter("gap.why"),

@@ -23,7 +23,7 @@ from twinprobe._live.live_run import LiveRun, live_run
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._measure.tolerance import STRICT, Tolerance
-from twinprobe._record.recorder import built_with
+from twinprobe._record.recorder import built_with, held_by
 from twinprobe._report.console import say
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
@@ -296,7 +296,7 @@ def check_optimizers(side: Model, partner: Model | None) -> None:
         return
     if framework != side.adapter.name:
         raise BadInput(f"{who} is one of another framework ({type(optimizer).__name__}): are they swapped?", hint=hint)
-    held = {id(parameter) for parameter in _parameters_of(optimizer)}
+    held = {id(parameter) for parameter in held_by(optimizer)}
     own, foreign = (
         {id(tensor) for layer in model.paths.layer.values() for tensor in model.adapter.parameters(layer).values()}
         for model in (side, partner or side)
@@ -304,13 +304,6 @@ def check_optimizers(side: Model, partner: Model | None) -> None:
     if held and held.isdisjoint(own):
         whose = "the parameters of the other model" if held & foreign else "none of the parameters of this model"
         raise BadInput(f"{who} holds {whose}", hint=hint)
-
-
-def _parameters_of(optimizer: Any) -> list[Any]:
-    groups = getattr(optimizer, "param_groups", None) or getattr(optimizer, "_param_groups", None)
-    if groups and all(isinstance(group, dict) for group in groups):
-        return [parameter for group in groups for parameter in group.get("params", ())]
-    return list(getattr(optimizer, "_parameter_list", None) or getattr(optimizer, "parameters", None) or ())
 
 
 def _own_loss(side: Model) -> Loss | None:

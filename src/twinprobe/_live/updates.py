@@ -24,7 +24,7 @@ from twinprobe._measure.elements import ANY_ORDER, FLOAT64, numbers
 from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.tolerance import Gap, compare, transposed
 from twinprobe._runs.dtypes import COMPLEX, EPSILON
-from twinprobe._runs.names import OpName
+from twinprobe._runs.names import IMPLEMENTATION_SETTINGS, OpName
 from twinprobe._runs.tensors.elements import HostTensor
 
 Floats = NDArray[np.float64]
@@ -36,7 +36,6 @@ _ROUNDINGS, _OF_ALL = 64.0, 16.0
 _FURTHEST = 2.0**-6  # parameters that are further apart have not drifted by rounding
 # A step is a moment of the gradients divided by the root of another: twice the relative error, once more as a margin.
 _AMPLIFIED, _WHOLE = 4.0, 2.0  # whole: from a step one way to a step the other way
-_KERNELS = ("fused", "foreach", "capturable", "differentiable")  # how an optimizer computes, not what
 
 
 @dataclass
@@ -174,7 +173,7 @@ class Updates:
         if not pairs and all(sides):
             pairs = [(next(iter(sides[0].values())), next(iter(sides[1].values())))]
         alike = self._models[0].adapter.name == self._models[1].adapter.name
-        without = _KERNELS if with_effect or alike else (*_KERNELS, "eps")
+        without = IMPLEMENTATION_SETTINGS if with_effect or alike else (*IMPLEMENTATION_SETTINGS, "eps")
         found = dict.fromkeys(words for pair in pairs for words in differing_settings(*pair, without=without))
         return "; ".join(found)
 

@@ -140,20 +140,16 @@ def _compiled(engine: Engine, target: HostTensor, golden: HostTensor) -> _Totals
 
     if target.dtype == golden.dtype and reads(target.dtype):
         row = kernel_row(target.dtype, target.data, golden.data).tolist()
-        pair = _totals_of(row) or real_totals(engine, target, golden, 0, target.data.size)
+        # NaN and inf have to be taken out first.
+        sound = isfinite(row[TARGET_SQUARES] + row[GOLDEN_SQUARES])
+        pair = (
+            PairTotals.of_row(row[:PAIR_COLUMNS]) if sound else real_totals(engine, target, golden, 0, target.data.size)
+        )
     else:
         # Integers and float64 are compared as they are; their inference metrics are those of float32.
         row = kernel_row("float32", _single(target.dtype, target.data), _single(golden.dtype, golden.data)).tolist()
         pair = real_totals(engine, target, golden, 0, target.data.size)
     return _Totals(pair, [row[PAIR_COLUMNS:]])
-
-
-def _totals_of(row: list[float]) -> PairTotals | None:
-    """The columns of every comparison; None where NaN or inf has to be taken out first."""
-    dot, mine, theirs, gap, top, top_ratio, within_one, within_five = row[:PAIR_COLUMNS]
-    if not isfinite(mine + theirs):
-        return None
-    return PairTotals(dot, mine, theirs, gap, top, top_ratio, int(within_one), int(within_five))
 
 
 def _piece(tensor: HostTensor, first: int, last: int) -> HostTensor:

@@ -22,12 +22,11 @@ import llvmlite  # type: ignore[import-untyped]
 from llvmlite import binding
 
 from twinprobe import __version__
+from twinprobe._measure.loops.processor import LIBRARY, features, host_machine
 from twinprobe._runs.whole_files import private_folder, write_whole
 
 Loop = Callable[..., None]
 
-# What loops may call of the C library. Code that needs anything else is not kept: loading it would end the process.
-LIBRARY = ("exp", "expm1", "memcpy", "memset", "sqrt")
 _DIGEST = 16  # bytes, before the code
 
 _loops: dict[str, Loop] = {}
@@ -67,15 +66,6 @@ def _load(name: str, arguments: int) -> Loop:
     return _loops[name]
 
 
-def host_machine() -> Any:
-    """The processor that code is made for and runs on."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    return binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=_features(), opt=3, reloc="static", codemodel="jitdefault", jit=True
-    )
-
-
 @cache
 def cache_folder() -> Path | None:
     """The first of these that can be written: NUMBA_CACHE_DIR, the user's cache folder, a private temporary one."""
@@ -94,18 +84,9 @@ def _key() -> str:
     sources = sorted((here / "loops").glob("*.py"))
     parts = (
         __version__, zlib.crc32(b"".join(path.read_bytes() for path in sources)), llvmlite.__version__,
-        numba.origin, Path(numba.origin).stat().st_mtime_ns, binding.get_host_cpu_name(), _features(),
+        numba.origin, Path(numba.origin).stat().st_mtime_ns, binding.get_host_cpu_name(), features(),
     )  # fmt: skip
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-
-
-@cache
-def _features() -> str:
-    try:
-        features: str = binding.get_host_cpu_features().flatten()
-    except RuntimeError:  # llvmlite cannot tell on some processors
-        return ""
-    return features
 
 
 def _kept(name: str) -> bytes | None:

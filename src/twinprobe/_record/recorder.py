@@ -467,6 +467,14 @@ def emit_gradients(recorder: Any, prefix: str, gradients: dict[str, Any]) -> Non
 # Steps of a training: a model may have several optimizers.
 
 
+def held_by(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer of any framework: in groups, or one after the other."""
+    groups = getattr(optimizer, "param_groups", None) or getattr(optimizer, "_param_groups", None)
+    if groups and all(isinstance(group, dict) for group in groups):
+        return [parameter for group in groups for parameter in group.get("params", ())]
+    return list(getattr(optimizer, "_parameter_list", None) or getattr(optimizer, "parameters", None) or ())
+
+
 class OptimizerCycle(ABC):
     """Which optimizer's step is the last one of a training step: a model may have several optimizers.
 
@@ -496,14 +504,10 @@ class OptimizerCycle(ABC):
         """Whether this optimizer holds parameters of the model."""
         if optimizer in self._ours:
             return True
-        found = any(id(one) in self._own for one in self.held_by(optimizer))
+        found = any(id(one) in self._own for one in held_by(optimizer))
         if found:
             self._ours.add(optimizer)
         return found
-
-    @abstractmethod
-    def held_by(self, optimizer: Any) -> Iterable[Any]:
-        """The parameters of an optimizer."""
 
     @abstractmethod
     def is_optimizer(self, candidate: Any) -> bool:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._judge.deviation import bools
+from twinprobe._judge.deviation import Isolated, bools
 from twinprobe._judge.flow import Flow, trace
 from twinprobe._judge.noise import ROUNDING, expected_errors
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.origin import SUSPICIOUS, Isolated
+from twinprobe._judge.rules import SUSPICIOUS
+from twinprobe._lazy import polars as pl
 from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound, with_slots
 from twinprobe._replay.recorded import ROOM, Call, CannotReplay, Slot, backward_of, mapped, read_calls, slots_in
 from twinprobe._runs.dtypes import EPSILON, dtype_name
@@ -28,7 +29,6 @@ from twinprobe._runs.table import OUTPUT, TENSOR
 from twinprobe.errors import BadInput, MissingPackage
 
 if TYPE_CHECKING:
-    import polars as pl
     from numpy.typing import NDArray
 
     from twinprobe._judge.verdicts import Evidence, Judged
@@ -384,8 +384,6 @@ def distance(recorded: Any, reference: Any) -> tuple[float, float, float, int]:
 
 def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     """By call: the relative error that its outputs, and its backward call's, may have from equal inputs."""
-    import polars as pl
-
     places = {name: index for index, name in enumerate(run.ops)}
     names = [name for call in calls for name in (call, backward_of(run.op_names[places[call]])) if name in places]
     table = run.table.with_row_index("row").filter(pl.col("op").is_in([places[name] for name in names]))
@@ -422,8 +420,6 @@ def _value_rows(flow: Flow, tensor: NDArray[np.bool_]) -> dict[str, list[int]]:
 
 def _beside_itself(table: pl.DataFrame) -> pl.DataFrame:
     """Rows of a run's table as a pair table with itself."""
-    import polars as pl
-
     own = table.drop("type")
     sides = [own.rename(lambda name, side=side: f"{side}_{name}") for side in "tg"]  # type: ignore[misc]
     return pl.concat(sides, how="horizontal")

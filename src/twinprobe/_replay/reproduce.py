@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe._judge.kinds.by_tensors import tensor_kinds
-from twinprobe._judge.origin import SUSPICIOUS
+from twinprobe._judge.rules import SUSPICIOUS
 from twinprobe._replay.functions import Bound, paths_of, run_bound, with_slots
 from twinprobe._replay.recorded import Call, CannotReplay, FrameworkConstant, Slot, mapped, slots_in
 from twinprobe._replay.replay import Error, Replay, SideReplay, distance, replay_pair

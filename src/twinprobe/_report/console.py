@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from twinprobe._judge.origin import Summary, unread_rows
+from twinprobe._judge.summary import Summary, unread_rows
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
     from rich.text import Text
 
-    from twinprobe._judge.origin import Divergence, Result
+    from twinprobe._judge.summary import Divergence, Result
 
 # Names and values from a dump are foreign text: how they are shown without being obeyed.
 

@@ -6,13 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from twinprobe._lazy import polars as pl
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.tables import fill_parquet
-
-if TYPE_CHECKING:
-    import polars as pl
 
 DATASET = "compare_dataset"
 PART, DEBUG, MEETINGS = "part.parquet", "debug.parquet", "meetings.parquet"
@@ -43,8 +40,6 @@ def write_part(
     dataset: Path, place: Place, table: pl.DataFrame, meetings: Sequence[tuple[int, str]], *, debug: bool = False
 ) -> list[Path]:
     """Write one rank's table, and the exchanges it took part in as (order, key); whole or not at all."""
-    import polars as pl
-
     folder = prepare_folder(dataset / place.folder)
     files = [folder / (DEBUG if debug else PART)]
     with Staging() as staging:

@@ -11,6 +11,7 @@ import html
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from twinprobe._lazy import polars as pl
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.dataset import DATASET
 from twinprobe._report.files import Staging
@@ -27,9 +29,7 @@ from twinprobe._runs.summaries import SUMMARIES
 from twinprobe._runs.whole_files import remote
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from twinprobe._judge.origin import Summary
+    from twinprobe._judge.summary import Summary
 
 # The result table packed for the html report: each text as seldom as can be, in a form that stays simple to read.
 #
@@ -49,8 +49,6 @@ _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 def packed_table(table: pl.DataFrame, *, rows_per_page: int = ROWS_PER_PAGE) -> dict[str, Any]:
     """All that the page needs to know of the table, as plain lists and dicts."""
-    import polars as pl
-
     order: pl.Series | None = None
     if table.height > rows_per_page:
         rows = pl.DataFrame({"row": np.arange(table.height, dtype=np.uint32), "passes": table["Result"] == "pass"})
@@ -71,16 +69,12 @@ def packed_table(table: pl.DataFrame, *, rows_per_page: int = ROWS_PER_PAGE) -> 
 
 def _calls(names: pl.Series) -> pl.Series:
     """The call that each row belongs to, with its dot, so that a name is call plus rest."""
-    import polars as pl
-
     name = pl.col("name")
     call = pl.coalesce(name.str.extract(_CALL, 1), name.str.extract(_CALL, 2))
     return names.alias("name").to_frame().select(call.fill_null(name)).to_series()
 
 
 def _packed_column(table: pl.DataFrame, name: str, calls: pl.Series, earlier: list[str]) -> dict[str, Any]:
-    import polars as pl
-
     column = table[name]
     if name == RELATIVE_ERROR or column.dtype.is_float():
         # JSON has no infinity: it is written as text.
@@ -110,8 +104,6 @@ def _packed_column(table: pl.DataFrame, name: str, calls: pl.Series, earlier: li
 
 
 def _distinct(column: pl.Series) -> tuple[list[str], list[int]]:
-    import polars as pl
-
     values = column.unique(maintain_order=True)
     places = pl.Series(range(len(values)), dtype=pl.UInt32)
     return values.to_list(), column.replace_strict(values, places, return_dtype=pl.UInt32).to_list()
@@ -119,8 +111,6 @@ def _distinct(column: pl.Series) -> tuple[list[str], list[int]]:
 
 def _stacks(stacks: pl.Series, calls: pl.Series) -> dict[str, Any]:
     """The stack of each row's call; the table shows it on the call's first row only."""
-    import polars as pl
-
     frame = pl.DataFrame({"stack": stacks.replace({_NO_STACK: ""}), "call": calls})
     # Rows of one call stand together; the same call may come again only if it is another one in fact.
     spread = frame.with_columns(run=pl.col("call").rle_id()).select(pl.col("stack").first().over("run")).to_series()
@@ -218,7 +208,7 @@ _SCRIPTS = (
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
     """Write the page to exactly this path."""
     packed = packed_table(table, rows_per_page=rows_per_page)
-    shown = summary.to_dict()
+    shown = asdict(summary)
     if packed["rows"] < table.height:
         left_out = table.height - packed["rows"]
         shown["notes"] = [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from twinprobe._judge.kinds.by_tensors import tensor_kinds
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.blocks import QUANTILES, TensorSlice, block_summary, usual_cut
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import COMPLEX
@@ -23,9 +24,7 @@ from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from twinprobe._judge.origin import Summary
+    from twinprobe._judge.summary import Summary
 
 # A report has pictures of this many rows, and reads this many elements for them.
 _MOST_ROWS = 24
@@ -148,8 +147,6 @@ def _side_by_side(target: TensorSummary, golden: TensorSummary) -> dict[str, Any
 
 def table_pictures(table: pl.DataFrame, summary: Summary) -> dict[str, dict[str, Any]]:
     """Pictures for a report, by row: the first divergence, then what arose by itself, then the rest that differs."""
-    import polars as pl
-
     suspect = table.with_row_index("row").filter(pl.col("Result") != "pass")
     first = summary.first.order if summary.first else -1
     suspect = suspect.sort(pl.col("row") != first, pl.col("Origin") != "injected", "row")

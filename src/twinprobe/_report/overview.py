@@ -16,7 +16,8 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from twinprobe._judge.origin import Summary, unread_rows
+from twinprobe._judge.summary import Summary, unread_rows
+from twinprobe._lazy import polars as pl
 from twinprobe._report.console import is_layout, json_bytes, visible
 from twinprobe._report.dataset import Place
 from twinprobe._report.files import Staging
@@ -25,8 +26,6 @@ from twinprobe._report.tables import fill_table
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from twinprobe._judge.steps import StepsComparison, Trend
 
 _PARTS = ("calls", "optimizer")  # of a parallel layout, whose ranks are one run, in place of ranks
@@ -262,8 +261,6 @@ def write_steps(compared: StepsComparison, folder: Path, stamp: str, formats: Se
 
 def steps_table(compared: StepsComparison) -> pl.DataFrame:
     """One row for each rank and step: loss, learning rate and gradient norm of both runs, and what differs most."""
-    import polars as pl
-
     frames = []
     for trend in compared.trends:
         columns: dict[str, Any] = {"rank": np.full(len(trend.steps), trend.rank), "step": trend.steps,

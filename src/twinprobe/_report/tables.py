@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from twinprobe._judge.verdicts import Evidence, Judged
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.statistics import MINUS_INF, MISSING, NAN, NUMBER, OTHER, PLUS_INF, SAME, StatDifference
 from twinprobe._report.console import UNSEEN_IN_CELL, json_bytes, visible_cells
 from twinprobe._report.files import Staging, part_name
@@ -21,10 +22,9 @@ from twinprobe._scale.engine import cores
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
-    import polars as pl
     from numpy.typing import NDArray
 
-    from twinprobe._judge.origin import Summary
+    from twinprobe._judge.summary import Summary
 
 # The titles of the old columns, and what each of them holds.
 
@@ -56,8 +56,6 @@ _AFTER_ZEROS = len("0.0000")
 
 def float_texts(numbers: pl.Series) -> pl.Series:
     """The shortest text that reads back as the same float, in Python's own form; null stays null."""
-    import polars as pl
-
     texts: pl.Series = numbers.cast(pl.String)
     # Polars and Python agree except on where the exponent form begins and how it looks.
     size = np.abs(numbers.cast(pl.Float64).fill_null(0.0).to_numpy())
@@ -73,8 +71,6 @@ def float_texts(numbers: pl.Series) -> pl.Series:
 
 def _with_exponents(texts: pl.Series, size: NDArray[np.float64], tiny: NDArray[np.bool_]) -> pl.Series:
     """Polars writes 1.5e-7 where Python writes 1.5e-07, and no exponent at all down to 1e-5."""
-    import polars as pl
-
     text = pl.col("")
     short = np.flatnonzero(tiny & (size < 1e-5) & (size >= 1e-9))
     if len(short):
@@ -97,8 +93,6 @@ _CASE_TEXTS = {SAME: "0", NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf", MISSIN
 
 def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFrame:
     """Render a judged pair table; every column is text but the relative error."""
-    import polars as pl
-
     pairs = evidence.pairs
     columns = side_columns(pairs)
     for side, who in SIDES:
@@ -151,8 +145,6 @@ def side_columns(pairs: pl.DataFrame) -> dict[str, pl.Series]:
 
 
 def _flag(column: pl.Series) -> pl.Series:
-    import polars as pl
-
     words = pl.when(column).then(pl.lit("True")).when(~column).then(pl.lit("False")).otherwise(pl.lit(NOT_APPLICABLE))
     return pl.select(words).to_series()
 
@@ -168,8 +160,6 @@ def statistic_columns(pairs: pl.DataFrame, instead: dict[str, str] | None = None
 
 
 def _by_case(difference: StatDifference, numbers: np.ndarray, unit: str) -> pl.Series:
-    import polars as pl
-
     texts = pl.Series([_CASE_TEXTS.get(code, "") for code in range(max(_CASE_TEXTS) + 1)])
     column = texts.gather(pl.Series(difference.case, dtype=pl.UInt32))
     plain = np.flatnonzero(difference.case == NUMBER)
@@ -186,8 +176,6 @@ def metric_columns(
     metrics: pl.DataFrame, spelled: Callable[[pl.Series], pl.Series] = float_texts
 ) -> dict[str, pl.Series]:
     """The metrics of tensors; where there is none, why."""
-    import polars as pl
-
     unsupported = metrics["status"].replace({"ok": "unsupported", "scalar": "unsupported"})
     columns = {}
     for title, field in METRICS.items():
@@ -199,8 +187,6 @@ def metric_columns(
 
 def _stacks(target: Run, pairs: pl.DataFrame) -> pl.Series:
     """The call site on the first row of each call; each distinct text is kept in memory once."""
-    import polars as pl
-
     texts = [str(list(frames)) for frames in target.stacks.frames] + [NOT_APPLICABLE]
     none = len(texts) - 1
     of_call = np.array([target.stacks.of_op.get(op, none) for op in target.ops] + [none], dtype=np.uint32)
@@ -235,8 +221,6 @@ def number_columns(table: pl.DataFrame) -> set[str]:
 
 def as_texts(column: pl.Series) -> pl.Series:
     """A column of a result table as the text that every report shows."""
-    import polars as pl
-
     if column.dtype == pl.String:
         return column
     if column.dtype.is_float():
@@ -246,8 +230,6 @@ def as_texts(column: pl.Series) -> pl.Series:
 
 def numbers_only(column: pl.Series) -> pl.Series:
     """The texts that are finite numbers; null for all others."""
-    import polars as pl
-
     finite = column.str.contains(NUMBER_TEXT) & column.cast(pl.Float64, strict=False).is_finite()
     return cast("pl.Series", column.zip_with(finite.fill_null(value=False), pl.Series([None], dtype=pl.String)))
 
@@ -306,8 +288,6 @@ def fill_csv(table: pl.DataFrame, path: Path) -> None:
 
 def _spelled(column: pl.Series) -> pl.Series:
     """A column as its cells stand in a csv file."""
-    import polars as pl
-
     if column.dtype == pl.String:
         # Most cells are numbers or stand there many times: what is left is searched once, and hardly ever spelled anew.
         texts = column.unique()

@@ -15,8 +15,9 @@ from twinprobe._align.token_cuts import NONE
 from twinprobe._align.tokens import TokenPairs
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import ignored_rows
-from twinprobe._judge.origin import Divergence
+from twinprobe._judge.summary import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.files import Staging
 from twinprobe._report.html import fill_static, safe
@@ -28,7 +29,6 @@ from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
-    import polars as pl
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -220,8 +220,6 @@ def _reach(compared: Compared, noise: float) -> tuple[str, Floats, NDArray[np.bo
 def _table(
     tokens: TokenPairs, differs: NDArray[np.bool_], module: list[str | None], error: Floats, result: Floats
 ) -> pl.DataFrame:
-    import polars as pl
-
     columns: dict[str, Any] = {"sequence": tokens.sequence, "token": tokens.index}
     if not tokens.how.startswith("content"):
         columns["id"] = tokens.ids

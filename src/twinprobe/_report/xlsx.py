@@ -9,21 +9,11 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from twinprobe._report.tables import (
-    FORMULA_START,
-    HARMLESS,
-    NUMBER_TEXT,
-    STACK,
-    as_texts,
-    number_columns,
-    numbers_only,
-)
-
-if TYPE_CHECKING:
-    import polars as pl
+from twinprobe._lazy import polars as pl
+from twinprobe._report.tables import FORMULA_START, HARMLESS, NUMBER_TEXT, STACK, as_texts, number_columns, numbers_only
 
 # The small fixed parts of a workbook: what it contains, its styles, the frame around each sheet's rows.
 
@@ -155,8 +145,6 @@ class SharedTexts:
     """Every distinct text of a table once; a cell names it by its place. Formula-like texts have the first places."""
 
     def __init__(self, table: pl.DataFrame) -> None:
-        import polars as pl
-
         numbers = number_columns(table)
         parts = []
         for name in table.columns:
@@ -174,8 +162,6 @@ class SharedTexts:
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The place of each cell's text; null for a number and for an empty cell."""
-        import polars as pl
-
         # One look-up of all columns laid end to end: the texts are hashed once and not once for every column.
         cells = pl.concat([as_texts(table[name]).alias("text") for name in table.columns])
         place = cells.replace_strict(self.texts, self._numbering, default=None, return_dtype=pl.UInt32)
@@ -183,8 +169,6 @@ class SharedTexts:
 
     def xml(self) -> Iterator[str]:
         """The part of the workbook that holds the texts."""
-        import polars as pl
-
         yield texts_start(len(self.texts))
         for start in range(0, len(self.texts), _CHUNK):
             texts = _cut(self.texts.slice(start, _CHUNK)).str.replace_all(_LOOKS_SPELLED, "_x005F_${1}")
@@ -219,8 +203,6 @@ def rows_xml(table: pl.DataFrame, texts: SharedTexts) -> Iterator[str]:
 
 
 def _rows(chunk: pl.DataFrame, places: pl.DataFrame, formulas: int, first_row: int) -> str:
-    import polars as pl
-
     styles = {"warning": WARNING, "error": ERROR}
     frame = {
         "row": pl.Series(range(first_row, first_row + chunk.height)).cast(pl.String),
@@ -241,8 +223,6 @@ def _rows(chunk: pl.DataFrame, places: pl.DataFrame, formulas: int, first_row: i
 
 def _cell(i: int, is_number: bool, place: pl.Series, formulas: int) -> list[pl.Expr]:
     """The pieces that make up one cell of every row: a shared text, a number, or blank with the row's fill."""
-    import polars as pl
-
     mark = pl.col("mark")
     if formulas and (place < formulas).any():
         quoted = pl.concat_str(pl.col("row"), pl.lit('" s="'), pl.col("style") + AS_TEXT, pl.lit('"'))
@@ -263,8 +243,6 @@ def inline_rows_xml(block: pl.DataFrame, first_row: int, styles: dict[str, pl.Se
 
     Every column is text; a text that is a number becomes one. ``styles`` are the cells' own, by column.
     """
-    import polars as pl
-
     text = pl.col("text")
     number = text.str.contains(NUMBER_TEXT) & text.cast(pl.Float64, strict=False).is_finite()
     formula = text.str.contains(f"^[{FORMULA_START}]") & ~text.str.contains(HARMLESS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -23,6 +24,32 @@ LAYERS = "layers"  # among the settings of a dump: what its layers were built wi
 FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"
 FUNCTION_OF_ROW = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
 MODULE_OF_ROW = rf"^(.*?)\.(?:{FORWARD}|{GRADIENTS})\."
+# Rows of optimizer.json: the gradient that a step is given, the parameter before it; its settings, all of them and
+# those that a step is made of; how it computes, which changes no step.
+GIVEN_GRADIENT = r"^Optimizer\..*\.input\.0$"
+READ_BY_OPTIMIZER = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
+ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
+STEP_SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
+IMPLEMENTATION_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
+KERNEL_SETTING = rf"^Optimizer\..*\.({'|'.join(IMPLEMENTATION_SETTINGS)})$"
+ADAM_EPS = r"^Optimizer\..*\.input\.eps$"
+# Optimizers that divide by a gradient's size, or take its sign: they make a whole step of a gradient that is noise.
+ADAPTIVE = r"[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*"
+ADAPTIVE_LR = rf"(?i)^Optimizer\..*\.{ADAPTIVE}\.\d+\.forward\.input\.lr$"
+# Rows of a batch norm: the running statistics that it writes to, the momentum that it writes them with, and whether it
+# does: what is false is that they are read alone.
+RUNNING_MEAN = (
+    r"(batch_norm\.\d+\.forward\.(input|kwargs)\.(1|running_mean)|(BatchNorm\.\d+\.forward\.input\.3)|moving_mean)$"
+)
+RUNNING_VARIANCE = r"batch_norm\.\d+\.forward\.(input|kwargs)\.(2|running_var)$"
+RUNNING_MOMENTUM = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
+NAMED_MOMENTUM = r"batch_norm\.\d+\.forward\.(input|kwargs)\.momentum$"
+IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
+# Rows of the factors of a matrix product, or of their gradients.
+MATMUL_FACTOR = r"(?i)\.(__matmul__|matmul|batchmatmul|bmm|mm)\.\d+\.(forward\.input|backward\.output)\.\w+$"
+# Calls that scale a number, and the one bias of queries, keys and values.
+SCALES = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
+FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
 # No recorder writes longer names.
 LONGEST_NAME = 1 << 16
 # No recorder counts further, and Python converts no endless row of digits.
@@ -65,9 +92,15 @@ class OpName(msgspec.Struct, frozen=True, gc=False):  # a dataclass takes ten ti
         return f"{head}.{call}.{direction}"
 
 
-def updated_parameter(op: str) -> str:
-    """The parameter of a call in optimizer.json: ``Optimizer.head.weight.SGD.0.forward`` updates head.weight."""
-    return op.removeprefix(OPTIMIZER).rsplit(".", 3)[0]
+def updated_parameter(name: str) -> str:
+    """The parameter of a call in optimizer.json, or of a row of it: ``Optimizer.head.weight.SGD.0.forward`` and
+    ``Optimizer.head.weight.SGD.0.forward.input.0`` are of head.weight."""
+    return name.removeprefix(OPTIMIZER).rpartition(f".{FORWARD}")[0].rsplit(".", 2)[0]
+
+
+def optimizer_class(op: str) -> str:
+    """The optimizer's class in the name of a call in optimizer.json."""
+    return parse_op(op).body.rpartition(".")[2]
 
 
 def is_module(name: str) -> bool:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from twinprobe._lazy import polars as pl
 from twinprobe._notebook import card
 from twinprobe._runs.dump_json import REST_LOST, Stacks, read_document, read_entries, read_parents, read_stacks
 from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
@@ -25,7 +26,6 @@ from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
     import numpy as np
-    import polars as pl
     from numpy.typing import NDArray
 
     from twinprobe._runs.tensors.elements import HostTensor
@@ -429,8 +429,6 @@ def hand_over(run: Run, file: IO[bytes]) -> None:
 
 def take_over(file: IO[bytes]) -> Run:
     """The run that ``hand_over`` wrote."""
-    import polars as pl
-
     run: Run = pickle.loads(file.read(int.from_bytes(file.read(8), "little")))
     run.table = pl.read_ipc(file.read())
     return run

@@ -12,19 +12,17 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._lazy import polars as pl
 from twinprobe._runs.dump_json import Entries, check_values
 from twinprobe._runs.json_pieces import memory_budget, text_bytes
 from twinprobe._runs.names import DIRECTIONS, GRADIENTS, LONGEST_NAME
 from twinprobe.errors import BadInput
-
-if TYPE_CHECKING:
-    import polars as pl
 
 # A column of the tensor table that grows chunk by chunk, and takes little memory while it does.
 
@@ -68,8 +66,6 @@ class Column:
 
     def whole(self) -> pl.Series:
         """All rows, once. Large columns consist of several chunks."""
-        import polars as pl
-
         parts = self._large
         if self._small:
             parts.append(_joined(self._small))
@@ -81,8 +77,6 @@ class Column:
 
 
 def _joined(chunks: list[pl.Series | int]) -> pl.Series | int:
-    import polars as pl
-
     rows = [chunk for chunk in chunks if isinstance(chunk, int)]
     if len(rows) == len(chunks):
         return sum(rows)
@@ -91,23 +85,17 @@ def _joined(chunks: list[pl.Series | int]) -> pl.Series | int:
 
 @lru_cache(maxsize=2)  # all empty columns of a run share one
 def _nothing(rows: int) -> pl.Series:
-    import polars as pl
-
     return pl.Series(dtype=pl.String).clear(rows)
 
 
 def gathered(column: pl.Series, places: NDArray[np.uint32]) -> pl.Series:
     """These rows of a column, in pieces that find room where those of the last column were."""
-    import polars as pl
-
     parts = [column.gather(places[index : index + _GATHERED]) for index in range(0, len(places), _GATHERED)]
     return pl.concat(parts, rechunk=False) if parts else column.clear()
 
 
 def text_chunk(texts: list[str] | list[str | None]) -> tuple[pl.Series | int, int]:
     """A chunk of texts, and how many bytes they have."""
-    import polars as pl
-
     if texts.count(None) == len(texts):  # type: ignore[arg-type]  # what is not there can be counted as well
         return len(texts), 0
     chunk = pl.Series(texts, dtype=pl.String)
@@ -298,8 +286,6 @@ class TableBuilder:
 
     def build(self) -> pl.DataFrame:
         """All rows in order, those of one call sorted by role. The builder is empty after that."""
-        import polars as pl
-
         self._flush()
         columns = {name: self._columns.pop(name).whole() for name in _COLUMNS if name in self._columns}
         columns |= {name: columns[_STAT_TEXTS[0]].alias(name) for name in _STAT_TEXTS if name not in columns}
@@ -320,8 +306,6 @@ class TableBuilder:
         return order
 
     def _flush(self) -> None:
-        import polars as pl
-
         leaves = self._leaf
         op, role = pl.Series(self._op, dtype=pl.Int32), pl.Series(self._role, dtype=pl.UInt8)
         places = _places(op.to_numpy(), role.to_numpy())
@@ -344,8 +328,6 @@ class TableBuilder:
 
     def _put_statistics(self, leaves: list[Leaf]) -> None:
         """Three columns for each: its number, its kind, and its text where it is no plain float."""
-        import polars as pl
-
         shown: list[list[str | None]] = []
         for stat, field in zip(STATS, _FIELDS, strict=True):
             numbers, codes, texts = _stat_columns([getattr(leaf, field) for leaf in leaves], leaves)

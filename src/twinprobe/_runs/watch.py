@@ -20,12 +20,11 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._lazy import polars as pl
 from twinprobe._runs.whole_files import open_file, temporary_name
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from twinprobe._runs.sketches import Rows
 
 STREAM = "watch.arrows"
@@ -304,8 +303,6 @@ def read_watch(path: Path) -> Watched:
 
 
 def _frame(stream: bytes, path: Path | None = None) -> pl.DataFrame:
-    import polars as pl
-
     try:
         frame = pl.read_ipc_stream(io.BytesIO(stream))
     except (Exception, pl.exceptions.PanicException) as error:  # what the reader makes of damaged bytes

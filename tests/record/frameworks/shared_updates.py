@@ -13,7 +13,7 @@ from update_programs import MOST, train
 
 import twinprobe
 from support import slow
-from twinprobe._judge.origin import Summary
+from twinprobe._judge.summary import Summary
 
 KEPT = Path(__file__).parents[2] / "data" / "cross" / "updates_torch"
 TOTAL = "Optimizer.total_norm."

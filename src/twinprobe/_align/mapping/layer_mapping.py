@@ -11,14 +11,7 @@ from functools import partial
 from twinprobe._align.calls import Callee, RunCalls, renumbered
 from twinprobe._align.links import NONE, CallLinks
 from twinprobe._align.mapping.api_names import family, family_written, torch_name
-from twinprobe._align.mapping.layer_tree import (
-    TOP,
-    LayerFile,
-    LayerRule,
-    ModuleTree,
-    Translator,
-    stage_offsets,
-)
+from twinprobe._align.mapping.layer_tree import TOP, LayerFile, LayerRule, ModuleTree, Translator, stage_offsets
 from twinprobe._align.mapping.yaml_files import Names, Remarks
 from twinprobe._runs.names import BACKWARD, FORWARD
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from twinprobe import __version__
 from twinprobe._align.folders import pair_all
@@ -29,8 +28,9 @@ from twinprobe._compare.llm.token import (
     result_of,
 )
 from twinprobe._compare.request import Command, once_in_folder, session_of
-from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
-from twinprobe._judge.verdicts import ERROR, PASS, WARNING
+from twinprobe._judge.rules import ERROR, PASS, WARNING
+from twinprobe._judge.summary import Divergence, RunInfo, Summary, unread_rows
+from twinprobe._lazy import polars as pl
 from twinprobe._report.files import own_timestamp, prepare_folder, replacing
 from twinprobe._report.tables import check_formats, write_reports
 from twinprobe._runs.llm.dump import (
@@ -47,12 +47,10 @@ from twinprobe._runs.llm.files import OUTPUT, TensorFile, TokenFolder
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
 from twinprobe._runs.whole_files import place
-from twinprobe._scale.engine import AUTO, cores, spread
+from twinprobe._scale.engine import AUTO, cores
 from twinprobe._scale.ledger import Session
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 # Rows or bytes from which more than one process, or thread for few large tokens, is worth starting.
 _MANY_ROWS = 6000
@@ -283,8 +281,6 @@ def compare_or_recall(job: TokenJob) -> TokenResult:
     kept = once_in_folder(job.session, f"{job.device} token {job.token}", _mark(job, job.session.stamp), _Kept, work)
     if made:
         return made[0]
-    import polars as pl
-
     with local_copy(kept.file) as copy:
         return TokenResult(pl.read_ipc(copy), kept.counts)
 
@@ -333,8 +329,6 @@ def write_llm_reports(
 
 def _for_the_page(table: pl.DataFrame) -> pl.DataFrame:
     """The page knows columns by the names of the other reports, and wants texts in all but the last."""
-    import polars as pl
-
     from twinprobe._report.tables import as_texts
 
     table = table.rename({old: new for old, new in SHARED_NAMES.items() if old in table.columns})

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from math import nan
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from twinprobe._compare.llm.custom import Algorithms
 from twinprobe._compare.llm.load import load_row
 from twinprobe._compare.llm.rows import Rows
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.engine import PLAIN
 from twinprobe._measure.llm_metrics import (
     EMPTY,
@@ -39,10 +40,6 @@ from twinprobe._runs.tensors.small_files import (
 )
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import DamagedTensor
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 _COLUMN = {name: column for column, name in enumerate(NUMBERS)}
 
@@ -80,16 +77,12 @@ class Measured:
 
     def column(self, name: str) -> pl.Series:
         """The same with null where nothing is known."""
-        import polars as pl
-
         known = self._known[:, _COLUMN[name]]
         found = pl.Series(self._numbers[:, _COLUMN[name]].copy())
         return found if known.all() else pl.select(pl.when(pl.Series(known)).then(found)).to_series()
 
     def metrics(self) -> pl.DataFrame:
         """The metrics of every comparison, as the judge takes them."""
-        import polars as pl
-
         identical = self.values("identical") == 1
         status = np.where(self._known.any(axis=1), "ok", "unsupported").astype(object)
         for index, reason in self.reasons.items():

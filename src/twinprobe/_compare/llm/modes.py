@@ -10,8 +10,8 @@ from twinprobe._align.calls import epsilon
 from twinprobe._compare.llm.job import LlmComparison, summary_of
 from twinprobe._compare.llm.load import apply_scale, is_quantised
 from twinprobe._compare.llm.token import METRICS, LlmRequest
-from twinprobe._judge.origin import RunInfo
-from twinprobe._judge.verdicts import RULES, WARNING, Thresholds
+from twinprobe._judge.rules import RULES, WARNING, Thresholds
+from twinprobe._judge.summary import RunInfo
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._runs.llm.dump import find_layout

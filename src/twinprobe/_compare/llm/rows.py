@@ -11,6 +11,7 @@ import numpy as np
 from twinprobe._align.links import NONE, RULE, Pairs
 from twinprobe._align.ops.plan import API, LAYER, Call, Place, Plan, plain_files
 from twinprobe._compare.pair_table import pair_table
+from twinprobe._lazy import polars as pl
 from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile
 from twinprobe._runs.llm.statistics import RecordedTensor
 from twinprobe._runs.run import TENSORS, Run
@@ -22,7 +23,6 @@ from twinprobe._runs.tensors.small_files import HeaderCache
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import polars as pl
 
 LOGITS = "logits"
 TARGET_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
@@ -58,8 +58,6 @@ class TokenFiles(NamedTuple):
 
     def table(self, recorded: Mapping[str, RecordedTensor]) -> pl.DataFrame:
         """The table of a run, with what was recorded of each file, if anything."""
-        import polars as pl
-
         builder = TableBuilder()
         for call, file in self.files:
             leaf = Leaf("Tensor", data_name=file.file)
@@ -135,8 +133,6 @@ class Rows:
     @cached_property
     def texts(self) -> pl.DataFrame:
         """The columns of the report that follow from the rows alone; files of one row stand behind one another."""
-        import polars as pl
-
         columns: dict[str, list[str | None]] = {}
         for at, name in enumerate(("target", "golden")):
             side, numbers = self.both[at], [row.sides[at] for row in self.rows]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import isnan, prod
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from twinprobe._compare.llm.measured import Measured, Measuring, measure_rows
 from twinprobe._compare.llm.rows import BETWEEN, Rows, rows_of
 from twinprobe._judge.describe import size_of
 from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_statistics, of_tensors
-from twinprobe._judge.origin import Divergence
-from twinprobe._judge.verdicts import EPSILONS, RULES, Evidence, Judged, Thresholds, judge
+from twinprobe._judge.rules import EPSILONS, RULES, Thresholds
+from twinprobe._judge.summary import Divergence
+from twinprobe._judge.verdicts import Evidence, Judged, judge
+from twinprobe._lazy import polars as pl
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
 from twinprobe._measure.loops.inference_sums import SMALLEST
@@ -32,9 +34,6 @@ from twinprobe._runs.table import FLOAT, STATS
 from twinprobe._scale.engine import EngineOptions
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import DamagedTensor, TwinProbeError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,6 @@ def _of_engines(
 
     So neither counts against a row: both sides have the coarser dtype, and a shape only where the sizes differ.
     """
-    import polars as pl
-
     both = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
     coarser = pl.Series([_coarser(pair) for pair in zip(*dtypes, strict=True)], dtype=pl.String)
     coarser = pl.select(pl.when(both).then(coarser)).to_series()
@@ -217,8 +214,6 @@ def _counts(
 
 
 def _compare_statistics(job: TokenJob) -> TokenResult:
-    import polars as pl
-
     tokens = job.target, job.golden
     (target_files, golden_files), known = zip(*map(recorded_statistics, tokens), strict=True)
     rows = rows_of(job.plan, target_files, golden_files, job.request.level)
@@ -300,8 +295,6 @@ def _tensor_table(
     job: TokenJob, rows: Rows, measured: Measured, judged: Judged, algorithms: Sequence[str]
 ) -> pl.DataFrame:
     """The rows of one token as they stand in the report, but for the running ``data_id``."""
-    import polars as pl
-
     known = rows.texts
     columns: dict[str, pl.Series] = {"token_id": pl.repeat(job.token, len(rows), dtype=pl.String, eager=True)}
     bases = job.target.base, job.golden.base
@@ -334,8 +327,6 @@ def _paths(rows: Rows, own: str, title: str, front: str) -> dict[str, pl.Series]
 
 
 def _verdicts(judged: Judged) -> dict[str, Any]:
-    import polars as pl
-
     return {
         "Relative Error": pl.Series(judged.error).fill_nan(None),
         "Result": pl.Series(judged.verdict, dtype=pl.String),
@@ -353,8 +344,6 @@ def _fail_reasons(alone: pl.Series, measured: Measured) -> dict[int, str]:
 
 def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
     """A column with other texts in a few rows."""
-    import polars as pl
-
     texts = column.to_list() if others else column
     for index, text in others.items():
         texts[index] = text
@@ -363,7 +352,5 @@ def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
 
 def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The tables of all tokens under each other, with ``data_id`` in its place."""
-    import polars as pl
-
     table = pl.concat(tables)
     return table.insert_column(1, pl.Series("data_id", range(table.height), dtype=pl.Int64))

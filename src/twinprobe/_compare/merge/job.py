@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +16,13 @@ from twinprobe._compare.merge.config import RankFiles, find_results, read_merge_
 from twinprobe._compare.merge.read import GroupCheck, RankRows, ReadJob, check_groups, kind_of, natural_order, read_rank
 from twinprobe._compare.one import silent
 from twinprobe._compare.request import Command, session_of
+from twinprobe._lazy import polars as pl
 from twinprobe._report.files import prepare_folder, replacing, timestamp_now
 from twinprobe._report.xlsx import ERROR, PLAIN, Sheet, fill_workbook, inline_rows_xml
 from twinprobe._runs.remote.contents import local_copies
-from twinprobe._scale.engine import INLINE, EngineOptions, spread
+from twinprobe._scale.engine import INLINE, EngineOptions
+from twinprobe._scale.spread import spread
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
-
-if TYPE_CHECKING:
-    import polars as pl
 
 # The merged workbook: a sheet per metric, written a block of rows at a time.
 
@@ -44,8 +42,6 @@ class RankColumn:
 
     def block(self, metric: str, start: int, stop: int) -> pl.Series:
         """The texts of these rows, null where this rank has none."""
-        import polars as pl
-
         low, high = np.searchsorted(self.rows, (start, stop))
         place = pl.Series([None] * (stop - start), dtype=pl.UInt32)
         place = place.scatter(self.rows[low:high] - start, np.arange(high - low, dtype=np.uint32))
@@ -57,8 +53,6 @@ def write_merged(
     path: Path, names: pl.Series, metrics: list[str], columns: list[RankColumn], checks: list[GroupCheck]
 ) -> list[str]:
     """Write the workbook and return the names of its sheets."""
-    import polars as pl
-
     marks = _marks(names, columns, checks)
     titles = ["NPU Name", *(f"rank{column.rank}" for column in columns)]
     longest = int(str(names.str.len_chars().max() or 0))
@@ -84,8 +78,6 @@ def _metric_rows(
     metric: str, names: pl.Series, columns: list[RankColumn], marks: dict[int, NDArray[np.int64]]
 ) -> Iterator[str]:
     """The rows of a metric's sheet, a block at a time: only one is in memory."""
-    import polars as pl
-
     step = max(_CELLS_AT_ONCE // (len(columns) + 1), 1)
     for start in range(0, len(names), step):
         stop = min(start + step, len(names))
@@ -103,8 +95,6 @@ def _metric_rows(
 
 def _marks(names: pl.Series, columns: list[RankColumn], checks: list[GroupCheck]) -> dict[int, NDArray[np.int64]]:
     """Per rank the rows of the merged table whose cell disagrees with the rank's group."""
-    import polars as pl
-
     places = [place for check in checks for place in check.places]
     if not places:
         return {}
@@ -117,8 +107,6 @@ def _marks(names: pl.Series, columns: list[RankColumn], checks: list[GroupCheck]
 
 def _check_table(checks: list[GroupCheck]) -> pl.DataFrame:
     """The sheet that says which groups agree; those that do not come first."""
-    import polars as pl
-
     rows = [
         (check.name, check.group, "pass" if check.agrees else "error", _ranks(check.disagree), _ranks(check.missing),
          check.detail or f"{len(check.ranks)} ranks have the same output")
@@ -242,8 +230,6 @@ def _at_hand(ranks: list[RankRows]) -> Iterator[list[RankRows]]:
 
 def _line_up(ranks: list[RankRows]) -> tuple[pl.Series, list[RankColumn]]:
     """All names of all ranks in natural order, and each rank's rows in terms of them."""
-    import polars as pl
-
     names = pl.Series("name", [], dtype=pl.String)
     for rank_rows in ranks:
         names = pl.concat([names, pl.read_ipc(rank_rows.cells_file, columns=["name"])["name"]]).unique()
@@ -259,8 +245,6 @@ def _line_up(ranks: list[RankRows]) -> tuple[pl.Series, list[RankColumn]]:
 
 def _check_all(rank_rows: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
     """Check the groups of every rank, one kind of collective in memory at a time."""
-    import polars as pl
-
     files = [rows.check_file for rows in rank_rows if rows.checks]
     if not files:
         return []

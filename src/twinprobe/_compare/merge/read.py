@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from twinprobe import __version__
 from twinprobe._compare.merge.config import GRAD_METRIC, STATISTICS, TENSORS, RankFiles
 from twinprobe._compare.request import once_in_folder
+from twinprobe._lazy import polars as pl
 from twinprobe._report.files import replacing
 from twinprobe._report.xlsx_read import read_rows, read_titles
 from twinprobe._runs.remote.contents import local_copy
@@ -23,9 +24,6 @@ from twinprobe._runs.run import whole_fingerprint
 from twinprobe._runs.whole_files import open_file
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput
-
-if TYPE_CHECKING:
-    import polars as pl
 
 # Collectives whose outputs must be the same on all ranks of a group: what to read of them, and who disagrees.
 
@@ -85,8 +83,6 @@ def touched(api: Iterable[str]) -> tuple[Callable[[str], bool], list[str]]:
 
 def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
     """The outputs of one rank that must agree with other ranks: call, group, order in the group, statistics."""
-    import polars as pl
-
     parts = table.select(pl.all(), pl.col("NPU Name").str.extract_groups(_CALL).alias("parts")).unnest("parts")
     parts = parts.filter(pl.col("rest").is_not_null()).with_columns(
         pl.col("number").cast(pl.Int64, strict=False), pl.col("rest").str.split(".").list.first().alias("key")
@@ -276,8 +272,6 @@ def read_rank(job: ReadJob) -> RankRows:
 def _read_into(
     job: ReadJob, folder: Path, writing: Callable[[Path], AbstractContextManager[Path]] = nullcontext
 ) -> RankRows:
-    import polars as pl
-
     columns = [NAME, *FACTS, *job.metrics]
     name_wanted, needles = touched(job.api)
     if job.files.paths[0].suffix == ".xlsx":
@@ -309,8 +303,6 @@ def natural_order(names: list[str]) -> list[int]:
 
 def _shown(table: pl.DataFrame, metrics: tuple[str, ...]) -> pl.DataFrame:
     """The texts that the sheets show: a group instead of its difference, both maxima where there is no metric."""
-    import polars as pl
-
     npu, bench = pl.col("NPU max").fill_null(""), pl.col("Bench max").fill_null("")
     both = pl.concat_str(pl.lit("NPU:"), npu, pl.lit("  Bench:"), bench)
     is_group = pl.col(NAME).str.ends_with(".group") | pl.col("NPU Dtype").fill_null("").str.contains("ProcessGroup")
@@ -327,8 +319,6 @@ def _shown(table: pl.DataFrame, metrics: tuple[str, ...]) -> pl.DataFrame:
 
 
 def _read_columns(path: Path, columns: list[str], pattern: str) -> pl.DataFrame:
-    import polars as pl
-
     def read(copy: Path) -> pl.DataFrame:
         scan = _scan(copy)
         have = scan.collect_schema().names()
@@ -344,8 +334,6 @@ def _read_columns(path: Path, columns: list[str], pattern: str) -> pl.DataFrame:
 
 
 def _scan(path: Path) -> pl.LazyFrame:
-    import polars as pl
-
     if path.suffix == ".parquet":
         return pl.scan_parquet(path)
     with open_file(path) as file:  # each column costs polars some hundred bytes, and a comma makes one
@@ -357,8 +345,6 @@ def _scan(path: Path) -> pl.LazyFrame:
 
 
 def _guarded(path: Path, read: Callable[[], Found]) -> Found:
-    import polars as pl
-
     try:
         return read()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from twinprobe._align.calls import dims, epsilon
-from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
+from twinprobe._judge.summary import Divergence
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import (
     NO_REPLICA,

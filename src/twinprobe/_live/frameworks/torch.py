@@ -12,14 +12,7 @@ import numpy as np
 import torch
 
 from twinprobe._live.frameworks import layouts
-from twinprobe._live.frameworks.adapter import (
-    Adapter,
-    NewMask,
-    OnGradient,
-    Substitution,
-    array_on_host,
-    replaced,
-)
+from twinprobe._live.frameworks.adapter import Adapter, NewMask, OnGradient, Substitution, array_on_host, replaced
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig

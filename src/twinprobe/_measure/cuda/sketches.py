@@ -178,16 +178,9 @@ def _store_integers(out, high, low, total, squares, absolute, zeros, one, two, t
 
 @triton.jit
 def float_sketches(
-    table,
-    slots,
-    kind,
-    ACC: tl.constexpr,
-    LIMIT: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+    table, slots, kind, ACC: tl.constexpr, LIMIT: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
     """Statistics and sketches of floating-point tensors in one reading.
 
     ALIGNED: the tensor starts at a multiple of 16. WIDTH: elements in 16 bytes, no more than 8. A second reading leaves
@@ -260,21 +253,9 @@ def float_sketches(
             for start in range(first, stop, ROWS * WIDTH):
                 value = tl.load(data + start + within, mask=start + within < stop, other=0.0).to(ACC)
                 high, nans, infs, fills, total, squares, absolute, one, two, three, four = _add_ordinary(
-                    value,
-                    _sign_bits(start, within),
-                    LIMIT,
-                    high,
-                    nans,
-                    infs,
-                    fills,
-                    total,
-                    squares,
-                    absolute,
-                    one,
-                    two,
-                    three,
-                    four,
-                )
+                    value, _sign_bits(start, within), LIMIT, high, nans, infs, fills,
+                    total, squares, absolute, one, two, three, four,
+                )  # fmt: skip
             largest = tl.max(high, 0)
         largest = tl.where(first < stop, largest, 0.0)
         _store_sketch(out, largest, total, squares, absolute, zeros, nans, infs, fills, one, two, three, four)
@@ -387,15 +368,9 @@ def _tile_places(step, start, column, end, low, high, size, tile, within):
 
 @triton.jit
 def strided_float_sketches(
-    table,
-    slots,
-    kind,
-    ACC: tl.constexpr,
-    LIMIT: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
+    table, slots, kind, ACC: tl.constexpr, LIMIT: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
-):
+):  # fmt: skip
     """``float_sketches`` of views. WIDTH above 1: so many neighbours lie together everywhere, at multiples of 16 bytes,
     and blocks begin at multiples of 8."""
     program = tl.program_id(0)
@@ -460,21 +435,9 @@ def strided_float_sketches(
                 value = tl.load(data + distance * WIDTH + lanes, mask=inside, other=0.0).to(ACC)
                 hashes = _mixed(place >> 3) << (8 - WIDTH - (place & 7)).to(tl.uint32)
                 high, nans, infs, fills, total, squares, absolute, one, two, three, four = _add_ordinary(
-                    value,
-                    hashes << last,
-                    LIMIT,
-                    high,
-                    nans,
-                    infs,
-                    fills,
-                    total,
-                    squares,
-                    absolute,
-                    one,
-                    two,
-                    three,
-                    four,
-                )
+                    value, hashes << last, LIMIT, high, nans, infs, fills,
+                    total, squares, absolute, one, two, three, four,
+                )  # fmt: skip
             largest = tl.max(high, 0)
         _store_sketch(out, largest, total, squares, absolute, zeros, nans, infs, fills, one, two, three, four)
 

@@ -12,8 +12,8 @@ from numba import cfunc, config, types
 from twinprobe._measure.loops.elements import CHECKSUMS
 from twinprobe._measure.loops.inference import INFERENCE
 from twinprobe._measure.loops.pairs import GAPS, PAIRS, TENSORS
+from twinprobe._measure.loops.processor import LIBRARY, host_machine
 from twinprobe._measure.loops.sketches import SKETCHES
-from twinprobe._measure.machine_code import LIBRARY, host_machine
 
 LOOPS: dict[str, Callable[..., None]] = {**PAIRS, **TENSORS, **GAPS, **SKETCHES, **INFERENCE, **CHECKSUMS}
 

@@ -310,9 +310,6 @@ class MindSporeWatcher(EagerWatcher):
     def random_state(self) -> bytes:
         return bytes(ms.get_rng_state().asnumpy())
 
-    def held_by(self, optimizer: Any) -> Iterable[Any]:
-        return list(optimizer.parameters)
-
     def settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
         seen: list[dict[str, Any]] = []  # groups that follow one another may be the same
         for group in groups_of(optimizer):
@@ -371,8 +368,4 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> N
             replace_dropout(ms.mint.nn.functional, _DROPOUTS)
         for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d"):
             if hasattr(ms.nn, name):
-                getattr(ms.nn, name).construct = _passing
-
-
-def _passing(_self: Any, x: Any) -> Any:
-    return x
+                getattr(ms.nn, name).construct = lambda _self, x: x

@@ -131,7 +131,7 @@ class PrimitiveSites:
 
     def replaced(self, models: list[Any], recorder: Any) -> Iterator[Any]:
         """Replace ``__call__`` of each class; yields handles with remove()."""
-        for kind in self.learn(models) | writing_primitives():
+        for kind in self.learn(models) | _writing_primitives(len(sys.modules)):
             yield Replaced(
                 kind, "__call__", functools.partial(self._recorded, recorder, writes_in_place(kind.__name__))
             )
@@ -148,13 +148,9 @@ class PrimitiveSites:
         return calling(called)(call)
 
 
-def writing_primitives() -> set[type]:
-    """The classes of primitives that change an argument, wherever a program keeps one."""
-    return _writing_primitives(len(sys.modules))
-
-
 @functools.lru_cache(maxsize=1)
 def _writing_primitives(_imported: int) -> set[type]:
+    """The classes of primitives that change an argument, wherever a program keeps one, of so many imported modules."""
     classes, waiting = set(), [ops.Primitive]
     while waiting:
         kind = waiting.pop()

@@ -22,6 +22,7 @@ from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
 from twinprobe._record.paddle.tensors import PaddleTensors
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
+from twinprobe._record.recorder import held_by
 from twinprobe._record.watch.eager import EagerWatcher
 from twinprobe._runs.dtypes import dtype_name
 from twinprobe._runs.tensors.elements import HostTensor
@@ -214,12 +215,6 @@ def gradient_of(parameter: Any) -> Any:
     return parameter.grad if main is None else main
 
 
-def held_by(optimizer: Any) -> list[Any]:
-    """The parameters of an optimizer."""
-    groups = getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None) or ()
-    return [held for group in groups for held in (group["params"] if isinstance(group, dict) else [group])]
-
-
 def groups_of(optimizer: Any) -> list[Group]:
     """The parameters of an optimizer with their settings; a parameter may scale the learning rate by its attribute."""
     rate = float(optimizer.get_lr())
@@ -298,9 +293,6 @@ class PaddleWatcher(EagerWatcher):
         # The state is the generator's words, after an address that changes from run to run.
         words = " ".join(map(str, paddle.get_rng_state("cpu"))).split()
         return " ".join(word for word in words if not word.startswith("0x")).encode()
-
-    def held_by(self, optimizer: Any) -> Iterable[Any]:
-        return held_by(optimizer)
 
     def settings_of(self, optimizer: Any) -> list[dict[str, Any]]:
         return [group.settings for group in groups_of(optimizer)]

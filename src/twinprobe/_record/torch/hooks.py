@@ -212,16 +212,16 @@ def _reduce_without_hooks(module: nn.Module, protocol: Any) -> Any:
         return reduced
     state = dict(reduced[2])
     for table in _TABLES:
-        ours = {key for key, hook in state.get(table, {}).items() if _is_ours(hook)}
+        ours = {
+            key
+            for key, hook in state.get(table, {}).items()
+            if str(getattr(hook, "__module__", "")).startswith("twinprobe.")
+        }
         if ours:
             for name in (table, *(flags for flags in _FLAGS if flags.startswith(table))):
                 kept = state.get(name, {})
                 state[name] = type(kept)((key, value) for key, value in kept.items() if key not in ours)
     return (*reduced[:2], state, *reduced[3:])
-
-
-def _is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("twinprobe.")
 
 
 class ModuleHooks(ModuleWatch):

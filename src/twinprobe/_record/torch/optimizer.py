@@ -6,7 +6,7 @@ after it. Nothing is changed: all of it is read, by hooks that torch offers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,10 +21,6 @@ _PLAIN = (bool, int, float, str, type(None))
 
 class Cycle(OptimizerCycle):
     """Of PyTorch's optimizers."""
-
-    @staticmethod
-    def held_by(optimizer: Any) -> Iterable[Any]:
-        return (one for group in getattr(optimizer, "param_groups", ()) for one in group["params"])
 
     def is_optimizer(self, candidate: Any) -> bool:
         # Wrappers of trainers, whose class has a step of its own, are none.

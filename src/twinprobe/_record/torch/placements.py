@@ -80,10 +80,7 @@ def flattened(models: list[torch.nn.Module]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for module in (module for model in models for module in model.modules()):
         flat = module._parameters.get(FLAT)
-        for name, owner, *_ in (
-            *getattr(flat, "_param_infos", ()),
-            *getattr(flat, "_shared_param_infos", ()),
-        ):
+        for name, owner, *_ in (*getattr(flat, "_param_infos", ()), *getattr(flat, "_shared_param_infos", ())):
             found.setdefault(id(owner), []).append(name)
     return found
 

@@ -61,10 +61,7 @@ class OptimizerScope:
     def attach(self, models: list[torch.nn.Module]) -> None:
         """Watch all optimizers and clipping; parameters get the names that they have in these models."""
         self._models = models
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self.finish),
-        ]
+        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self.finish)]
         homes: list[tuple[Any, str]] = []
         if self._keeps:
             home = torch.nn.utils.clip_grad

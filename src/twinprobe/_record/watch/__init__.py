@@ -327,10 +327,6 @@ class Watcher(ABC):
                 self._gradient_norms.append(column)
         return column
 
-    def keep_residue(self, module: str) -> None:
-        """Write what float32 leaves out of the norm of an output: the only trace of an error in the last bits."""
-        self._residues.append((self.series(f"output.{module}.norm"), self.series(f"output.{module}.residue")))
-
     def note(self, name: str, value: Any) -> None:
         """One number of this step."""
         self.step.numbers.append((self.series(name), float(value)))
@@ -357,7 +353,8 @@ class Watcher(ABC):
     def output_watch(self, name: str) -> Callable[[Any], None]:
         """What measures the output of one module."""
         places = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
-        self.keep_residue(name)
+        # What float32 leaves out of the norm: the only trace of an error in the last bits.
+        self._residues.append((places[0], self.series(f"output.{name}.residue")))
         eps = self.series(f"output.{name}.eps")
 
         def measure(output: Any) -> None:
@@ -422,8 +419,10 @@ class Watcher(ABC):
         if self.cycle.completes(optimizer):
             self.end_step()
         elif not self.in_backward:  # many may step in one backward pass, which is never cut into two steps
+            # Whether this was all of the step shows later.
             self.work(self._hand_over)
-            self.end_part()
+            self._parts.append(self.step)
+            self.step = Step(self.step.number)
 
     def _hand_over(self) -> None:
         if self.wanted and not self._noted and self.step.forwards:
@@ -442,11 +441,6 @@ class Watcher(ABC):
         step, wanted = self.step, self.wanted
         self.step = Step(step.number + 1)
         self._hand_to_writer([*self._parts, step], wanted)
-
-    def end_part(self) -> None:
-        """One of the model's optimizers has stepped; whether that was all of the step shows later."""
-        self._parts.append(self.step)
-        self.step = Step(self.step.number)
 
     def end_parts(self) -> None:
         """The parts were the whole step. What was seen after them belongs to the next one."""

@@ -227,10 +227,6 @@ class EagerWatcher(Watcher):
             self._updating -= 1
             self.end_update(optimizer)
 
-    @abstractmethod
-    def held_by(self, optimizer: Any) -> Iterable[Any]:
-        """The parameters of an optimizer."""
-
     def _note_update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]]) -> None:
         if not self._noted:
             self.note_parameters()
@@ -249,9 +245,6 @@ class _Cycle(OptimizerCycle):
     def __init__(self, watcher: EagerWatcher) -> None:
         super().__init__()
         self._watcher = watcher
-
-    def held_by(self, optimizer: Any) -> Iterable[Any]:
-        return self._watcher.held_by(optimizer)
 
     def is_optimizer(self, candidate: Any) -> bool:
         return issubclass(type(candidate), self._watcher.optimizers)

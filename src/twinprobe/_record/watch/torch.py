@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.recorder import held_by
 from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
 from twinprobe._record.torch.optimizer import Cycle, settings_in
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
@@ -159,7 +160,7 @@ class TorchWatcher(Watcher):
             super().enter(model, trains, args, kwargs)
 
     def is_over(self, model: Any) -> bool:
-        before, self._version = self._version, self._first_version()
+        before, self._version = self._version, next((one._version for _, one in self._parameters), None)
         if not self.step.forwards or not (self.step.ended or self._is_whole(model)):
             return False
         # Gradients that accumulate, or parameters that the program updates by itself?
@@ -168,9 +169,6 @@ class TorchWatcher(Watcher):
     def _is_whole(self, module: Any) -> bool:
         """Whether this is what start() was given, and no part of it."""
         return any(module is model for model in self._models)
-
-    def _first_version(self) -> int | None:
-        return next((parameter._version for _, parameter in self._parameters), None)
 
     def _leave(self, module: Any, output: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -233,9 +231,9 @@ class TorchWatcher(Watcher):
 
     def _note_gradients(self, optimizer: Any) -> None:
         if optimizer not in self._updates:
-            held = _held_by(optimizer)
+            held = {id(one) for one in held_by(optimizer)}
             if not self._updates:  # what no optimizer holds is noted with the first
-                every = held.union(*map(_held_by, self.cycle.all_alive()))
+                every = held | {id(one) for other in self.cycle.all_alive() for one in held_by(other)}
                 held |= {id(parameter) for _, parameter in self._parameters} - every
             self._updates[optimizer] = [pair for pair in self._parameters if id(pair[1]) in held]
         held_here = self._updates[optimizer]
@@ -362,10 +360,6 @@ def _numbers(group: dict[str, Any]) -> dict[str, Any]:
         for key, value in settings_in(group)
         if isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and value.numel() == 1)
     }
-
-
-def _held_by(optimizer: Any) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _unwrapped(name: str) -> str:
