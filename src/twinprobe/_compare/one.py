@@ -35,7 +35,7 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
-from twinprobe._runs.table import STATS
+from twinprobe._runs.table import ATTENTION_MASK, STATS
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from twinprobe._judge.origin import Isolated
     from twinprobe._judge.verdicts import Evidence, Judged
     from twinprobe._report.tokens import TokenFindings
+    from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.tensor_files import Loader
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
@@ -172,6 +173,9 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     one_alone = target.framework != golden.framework and MINDSPORE in (target.framework, golden.framework)
     target.settings |= {HIDDEN_PRECISION: hidden_precision(target, golden), ROUGH_EXP: one_alone}
     judged = judge(target, evidence, options.thresholds)
+    padded = list[str]()
+    if judged.first_row is not None and evidence.pairs["t_name"].str.contains(ATTENTION_MASK).any():
+        evidence, judged, padded = _without_padding(target, golden, evidence, judged, options)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)
         judged = judge(target, evidence, options.thresholds)
@@ -190,12 +194,68 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         note = f"step {target.step} begins with parameters as far apart as the step before, which agrees, left them"
         note += f" (worst {100 * worst:.2g}%)"
         summary = replace(summary, notes=[*summary.notes, note])
+    if padded and summary.first is not None and judged.first_row is not None and evidence.partly is None:
+        kinds = [{"name": "padding", "sentence": padded[0], "confidence": 0.9}, *summary.first.kinds]
+        summary = replace(
+            summary, first=replace(summary.first, sentence=f"{summary.first.sentence}; {padded[0]}", kinds=kinds)
+        )
+    elif padded:
+        summary = replace(summary, notes=[*summary.notes, *padded])
     summary = _with_updates(summary, target, golden, evidence.pairs, options)
     if LAYERS in target.settings and LAYERS in golden.settings:
         from twinprobe._judge.layer_settings import with_layer_settings
 
         summary = with_layer_settings(summary, target, golden, evidence.pairs)
     return Comparison(target, golden, evidence, judged, summary)
+
+
+def _without_padding(
+    target: Run, golden: Run, evidence: Evidence, judged: Judged, options: Options
+) -> tuple[Evidence, Judged, list[str]]:
+    """Where the runs part, judge them again by the tokens that their attention masks show, and say what came of it."""
+    from twinprobe._judge.padding import hidden_tokens, reads_padding, shown_tokens
+    from twinprobe._judge.verdicts import judge
+
+    if judged.flow is None or target.arrangement or golden.arrangement:
+        return evidence, judged, []
+    pairs, tensors = evidence.pairs, evidence.metrics is not None
+
+    def load(row: int) -> NDArray[np.generic]:
+        return next(_jobs(target.tensor_folder, golden.tensor_folder, pairs, [row]))[0]().data[:]
+
+    def measure(stretches: dict[int, tuple[NDArray[np.bool_], int]]) -> pl.DataFrame:
+        rows = list(stretches)
+
+        def loads(chosen: list[int]) -> Iterator[tuple[Loader, Loader]]:
+            jobs = _jobs(target.tensor_folder, golden.tensor_folder, pairs, [rows[at] for at in chosen])
+            for at, job in zip(chosen, jobs, strict=True):
+                first, second = (partial(_without, one, *stretches[rows[at]]) for one in job)
+                yield first, second
+
+        return file_metrics(target.tensor_folder, golden.tensor_folder, pairs[rows], silent, load=loads)
+
+    masks = hidden_tokens(target, pairs, evidence.deviation, load if tensors else None)
+    sketches = None
+    if masks and target.sketches is not None and golden.sketches is not None:
+        sketches = target.sketches.of(pairs["t_row"].to_numpy()), golden.sketches.of(pairs["g_row"].to_numpy())
+    shown = shown_tokens(evidence, sketches, masks, measure if tensors else None) if masks else None
+    if shown is None:
+        return evidence, judged, []
+    again = judge(target, shown, options.thresholds)
+    hidden = f"{sum(map(np.count_nonzero, masks.values())):,} tokens that the attention mask hides"
+    if reads_padding(evidence, shown, again):
+        assert again.first_row is not None
+        reader = pairs["t_name"][again.first_row]
+        return evidence, judged, [f"the runs differ for {hidden}, and {reader} is the first that reads these"]
+    return shown, again, [f"not judged: {hidden}, for which the runs differ"]
+
+
+def _without(load: Loader, hidden: NDArray[np.bool_], size: int) -> HostTensor:
+    """A tensor with zeros in place of these stretches of so many elements."""
+    whole = load()
+    data = whole.data[:].copy()
+    data.reshape(len(hidden), size)[hidden] = 0
+    return replace(whole, data=data)
 
 
 def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options) -> NDArray[np.bool_]:

@@ -56,12 +56,10 @@ CAUSES: dict[Cause, CauseWords] = {
     RANDOM: CauseWords("random", "random", "a random call gave other numbers"),
 }
 _FILL = 9e3  # numbers beyond this are a mask's fill value
-# A backward call also reads what its forward call kept. A gradient that comes in so many times as far off as that was
-# parted elsewhere.
+# A gradient that comes in so many times as far off as what the forward call kept was parted elsewhere.
 _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
 _TRANSPOSED = 1e-2  # of an input's error: the output of a product does not depend on what differs in it
-_HALF = 0.5
 _EXPLAINED = 2.0  # times what is expected: within noise
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _DEEPEST = 64  # modules around a call that are looked through
@@ -101,8 +99,9 @@ def find_beginnings(
         if flow.ops[owner := int(flow.of_row[row])].direction == FORWARD:
             arguments.setdefault(owner, []).append(row)
     events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (when(flow, row), row))
-    taking = {int(flow.of_row[row]) for row in events if flow.role[row] in (INPUT, PARAMETER)}
-    deeper = {outer for call in taking for outer in flow.parents_of(call)}
+    around = [(outer, row) for row in events for outer in flow.parents_of(int(flow.of_row[row]))]
+    deeper = {outer for outer, row in around if flow.role[row] in (INPUT, PARAMETER)}
+    passed_on = {(outer, flow.mark[row]) for outer, row in around if facts.whole[row]}
     found: dict[int, Beginning] = {}
     for row in events:
         owner = int(flow.of_row[row])
@@ -113,8 +112,8 @@ def find_beginnings(
         if facts.acts_later[row]:
             beginning = Beginning(owner, row, OUTSIDE if facts.tensor[row] else ARGUMENT, [row], reaches=True)
         elif flow.role[row] in (INPUT, PARAMETER):
-            if owner in deeper:
-                continue  # a call inside takes the same value
+            if owner in deeper and (not facts.whole[row] or (owner, flow.mark[row]) in passed_on):
+                continue  # a call inside takes the same value, or what was made of it; of a mask anything is made
             beginning = _by_argument(_entering(flow, row, owner, facts), arguments, facts)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
             continue  # a part of it is a beginning already
@@ -154,7 +153,7 @@ def _unexplained(
     explained |= (flow.twin != NONE) & shaped[flow.twin]
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
     # Squares of a gradient that is half off, and quotients of them, are off by anything.
-    explained[flow.of_row[inputs & (np.nan_to_num(noise.error) > _HALF) & flow.spread(flow.updates)]] = True
+    explained[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0.5) & flow.spread(flow.updates)]] = True
     with np.errstate(invalid="ignore"):
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
     off &= held & facts.matched & ~_exchanged(flow, noise, facts)[call]
@@ -177,7 +176,7 @@ def _unexplained(
         changed = (noise.times > limit) & (noise.error > _CHANGED)
     # Masks look alike: another one was taken.
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
-    entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
+    entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, noise, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts) & ~facts.idle
     # A product that gives the same took the same, transposed by a flag of its own: nothing begins there. A bias, which
     # has one axis, is never transposed.
@@ -194,12 +193,14 @@ def _unexplained(
     return found
 
 
-def _recut(flow: Flow, facts: Differences) -> Bools:
+def _recut(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """Inputs that are the same values in other lengths, where that changes what is computed: heads of an attention."""
     cut: Bools = facts.recut & (flow.role == INPUT) & (flow.source != NONE) & ~facts.shape[np.maximum(flow.source, 0)]
     shaped = (Family.ATTENTION, Family.PRODUCT, Family.NORM, Family.SMOOTH)
     cut &= flow.spread(flow.each_call(lambda op: operation_of(op).family in shaped))
-    return cut
+    # Queries of a group that are read as so many tokens of one head give the same.
+    off = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.matched & facts.tensor & ~(noise.times <= _EXPLAINED)
+    return cut & np.isin(flow.of_row, flow.of_row[off])
 
 
 def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:

@@ -234,6 +234,8 @@ class Evidence:
     isolated: Isolated | None = None
     other_layout: bool = False
     """Whether the runs are spread over their ranks in different ways."""
+    partly: Bools | None = None
+    """Rows that are judged by a part of their elements: tokens that a mask shows."""
 
 
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
@@ -333,7 +335,7 @@ def _weigh(
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     # TF32 cuts bits off: an error of one direction.
     coarsest = np.maximum(epsilon, run.settings.get(HIDDEN_PRECISION, 0.0))
-    one_way = aligned(pairs, error, coarsest) & ~estimated
+    one_way = aligned(pairs, error, coarsest) & ~estimated & (evidence.partly is None or ~evidence.partly)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
     replaced = smooth & flow.spread(~unequal[:-1]) & ~estimated
