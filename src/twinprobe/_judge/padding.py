@@ -40,7 +40,9 @@ def hidden_tokens(
 ) -> dict[tuple[int, ...], Bools]:
     """The tokens [batch, length] that masks hide, by the mask's shape. ``load`` reads the tensor of a row, if any was
     kept; else the mask is found from its sketch. Nothing where two masks of a shape differ: whose tokens are whose?"""
-    named = bools(pairs["t_name"].str.contains(ATTENTION_MASK) & (pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null())
+    named = bools(
+        pairs["t_name"].str.contains(ATTENTION_MASK) & (pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null()
+    )
     named &= deviation.state == IDENTICAL
     found: dict[tuple[int, ...], dict[bytes, Bools]] = {}
     for row in np.flatnonzero(named).tolist():

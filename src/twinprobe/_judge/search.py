@@ -14,7 +14,7 @@ from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.origin import begins_backward, predictions
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def find_beginnings(
     around = [(outer, row) for row in events for outer in flow.parents_of(int(flow.of_row[row]))]
     deeper = {outer for outer, row in around if flow.role[row] in (INPUT, PARAMETER)}
     passed_on = {(outer, flow.mark[row]) for outer, row in around if facts.whole[row]}
+    owned = {int(flow.of_row[row]) for row in events if flow.role[row] == PARAMETER}
     found: dict[int, Beginning] = {}
     for row in events:
         owner = int(flow.of_row[row])
@@ -115,6 +116,7 @@ def find_beginnings(
             if owner in deeper and (not facts.whole[row] or (owner, flow.mark[row]) in passed_on):
                 continue  # a call inside takes the same value, or what was made of it; of a mask anything is made
             beginning = _by_argument(_entering(flow, row, owner, facts), arguments, facts)
+            beginning = _by_parameter(beginning, facts, inside=int(flow.parent[beginning.call]) in owned)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
             continue  # a part of it is a beginning already
         elif not flow.leaf[owner] and _alone(flow.golden_source[row], facts) and flow.ops[owner].direction == FORWARD:
@@ -307,6 +309,12 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     return beginning
 
 
+def _by_parameter(beginning: Beginning, facts: Differences, *, inside: bool) -> Beginning:
+    """A parameter of the module around differs: it was cast, cut or reshaped by code that nobody recorded."""
+    inside = inside and beginning.cause == OUTSIDE and not facts.whole[beginning.row]
+    return Beginning(beginning.call, beginning.row, PARAMETER_DIFFERS) if inside else beginning
+
+
 def _by_argument(beginning: Beginning, arguments: dict[int, list[int]], facts: Differences) -> Beginning:
     """A module's own code computes with what it is given: a tensor in one run and none in the other is the cause."""
     given = [row for row in arguments.get(beginning.call, []) if facts.given[row]]
@@ -409,6 +417,9 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     owners = flow.of_row[gradients & (flow.of_row >= 0)]
     # Later, parameters have drifted: an optimiser makes whole steps of noise.
     trained = set(flow.twin[owners].tolist()) if facts.first_step and not flow.updates.any() else set()
+    sure = [one.call for one in beginnings if one.cause in (PARAMETER_DIFFERS, ARGUMENT)]
+    begun = {call for one in sure for call in (one, *flow.parents_of(one))}
+    chains.begun, drifted.begun = begun, begun
     for beginning in beginnings:
         # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
         given = chains.rows_of(beginning.call)
@@ -435,8 +446,9 @@ class _Chains:
     def __init__(self, flow: Flow, noise: Noise, facts: Differences, ends: Bools) -> None:
         self.flow = flow
         self.abnormal: Bools = noise.abnormal | facts.whole | (facts.shape & facts.matched)
-        self.size = np.nan_to_num(noise.error, nan=np.inf)
+        self.size, self.matters = np.nan_to_num(noise.error, nan=np.inf), noise.matters
         self.link = np.where(flow.back != NONE, flow.back, flow.twin).tolist()
+        self.begun: set[int] = set()  # calls with another parameter or argument, and those around
         self.start, self.twin, self.parent = flow.start.tolist(), flow.twin.tolist(), flow.parent.tolist()
         # The call around, and what is around that where only one run makes it: its own values show nothing.
         self.around = [[outer] for outer in self.parent]
@@ -470,6 +482,8 @@ class _Chains:
         reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
         inside: set[int] = {outer for call in reached for outer in self.around[call]}
         begun = min(self.start[call] for call in reached)
+        others = self.begun - {beginning.call, *flow.parents_of(beginning.call)}
+        shows = set(inside)  # of the same those that hold a value that matters
         carried: set[int] = set()  # equal values may be made twice: computed here, and received from another rank
         for call, values in self.differing.items():
             if (self.start[call] < begun and call < beginning.call) or (call in self.settled and call not in reached):
@@ -488,21 +502,36 @@ class _Chains:
                     if maker != NONE:
                         touched = maker in reached or mark in carried
                     elif takes and self.turn[beginning.call] in (NONE, self.turn[call]):
-                        touched = not inside.isdisjoint(self._came_through(row, call))
+                        # Where another parameter differs, too, what matters was not made of what does not.
+                        by_other = bool(others) and bool(self.matters[row])
+                        touched = not (shows if by_other else inside).isdisjoint(self._came_through(row, call))
                         if not touched and self.parent[call] != NONE:  # made of an input of the call around: cast, say
                             outer = self.rows_of(self.parent[call])
-                            came = flow.source[outer[self.abnormal[outer] & (flow.role[outer] == INPUT)]]
+                            seen = self.matters if by_other else self.abnormal
+                            came = flow.source[outer[seen[outer] & (flow.role[outer] == INPUT)]]
                             touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
-                if not touched:
+                if not touched or (call in others and self._parts_by_itself(call)):
                     continue
             if call in self.ending:
                 return True
             reached.add(call)
             carried.update(mark for _, _, mark, _ in values)
-            inside.update(self.around[call])
-            if not flow.leaf[call]:
-                inside.add(call)
+            held = [*self.around[call], *([] if flow.leaf[call] else [call])]
+            inside.update(held)
+            if any(self.matters[row] for row, _, _, takes in values if not takes):
+                shows.update(held)
         return False
+
+    def _parts_by_itself(self, call: int) -> bool:
+        """Whether a call with a cause of its own gives what is far off, and nothing that reached it is: weights into
+        which a norm was folded heal in the next module, but for rounding, and explain no fault behind it."""
+        rows, flow = self.rows_of(call), self.flow
+        far = rows[self.matters[rows] & ~flow.parameter[rows]]
+        return (
+            flow.ops[call].direction == FORWARD
+            and bool((flow.role[far] == OUTPUT).any())
+            and not bool((flow.role[far] == INPUT).any())
+        )
 
     def _came_through(self, row: int, call: int) -> list[int]:
         """The calls whose own code may have made an input: the one around, and its own if the input is its as well."""
@@ -518,52 +547,6 @@ class _Chains:
 
 
 # What stands on one side of a beginning.
-
-
-def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
-    """Where only one run lets gradients through: a parameter that it alone trains, a value the other has detached.
-
-    It explains gradients that are there in one run only, or that part on the way back.
-    """
-    other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
-    alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
-    alone &= ~facts.matched
-    claims = [beginning for beginning in beginnings if beginning.reaches]
-    if claims:
-        back = flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
-        # Not what is called after the gradients that part: clipping, say.
-        row = _detached(flow, facts, other & (flow.of_row < claims[0].call)) if back else None
-    elif not alone.any():
-        row = None
-    elif (parameters := other & (flow.role == PARAMETER)).any():
-        row = int(np.argmax(parameters))
-    else:  # of modules that both runs have: which of them have a gradient in one run only?
-        modules = pairs["t_name"].fill_null(pairs["g_name"]).str.extract(MODULE_OF_ROW)
-        held, trained = (set(modules.filter(rows)) for rows in (facts.matched & (flow.role == PARAMETER), alone))
-        row = _detached(flow, facts, other) if (held & trained) - {None} else None
-    if row is None:
-        return beginnings
-    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
-
-
-def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
-    """The first value that a forward call takes with gradients in one run only; ``other``: requires_grad differs."""
-    forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
-    # Not where it was computed without gradients: a function may have a backward pass of its own. A gradient is read
-    # again by a penalty, which trains nothing unless the pass before kept its graph.
-    made = (flow.source != NONE) & other[flow.source] & flow.spread(forward)[flow.source]
-    taken = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
-    # So may a module: it takes the value, and gives its gradient in both runs.
-    gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
-    come_back = set(flow.twin[flow.of_row[gives]].tolist()) - {NONE}
-    passed: set[int] = set()
-    for row in np.flatnonzero(taken)[:_MOST].tolist():
-        around = set(flow.parents_of(int(flow.of_row[row])))
-        takers = flow.of_row[(flow.mark == flow.mark[row]) & (flow.role == INPUT)].tolist()
-        passed |= around & come_back & set(takers)
-        if not around & passed:
-            return int(row)
-    return None
 
 
 def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) -> list[int]:

@@ -32,8 +32,8 @@ from twinprobe._judge.inherited import carried_state
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import HIDDEN_PRECISION, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
-from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
-from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
+from twinprobe._judge.reconsider import by_formula, grown, untrained, without_the_usual
+from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM
 from twinprobe._runs.run import DIGESTS, Run
@@ -309,7 +309,7 @@ def _weigh(
     alone &= (flow.role == PARAMETER) | flow.spread(flow.takes_unpaired)
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
-    flow.unread = times_zero(flow, pairs)
+    flow.unread = times_zero(pairs)
     error[flow.unread] = 0.0
     shape = shapes_differ(pairs) & rows.tensor
     # A mask of booleans against one of numbers says nothing, nor does what only one layout gives all arguments.
