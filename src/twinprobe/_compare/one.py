@@ -15,7 +15,7 @@ from twinprobe._align.calls import MINDSPORE, epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, ROUNDING, product_types
 from twinprobe._judge.operations import HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
@@ -35,7 +35,7 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
-from twinprobe._runs.table import ATTENTION_MASK, STATS
+from twinprobe._runs.table import ATTENTION_MASK, GRADIENT, STATS
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -123,6 +123,8 @@ class Options:
     """How suspects are run again from their own inputs: given from above, since only that room imports a framework."""
     before: tuple[Path, Path] | None = None
     """Both runs of the step before, which agree: parameters may be as far apart as these left them."""
+    agreed: frozenset[tuple[object, ...]] = frozenset()
+    """Statistics on both sides of values that were judged before, with all that they were made of, and agree."""
     reorder: Reorder | None = None
     """Which tensors are to be read in another order, once they are measured: pieces that ranks hold."""
 
@@ -166,9 +168,12 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
     left = np.zeros(0, dtype=bool) if options.before is None else _left_before(target, golden, evidence, options)
-    if left.any():
+    known = left
+    if options.agreed:
+        known = np.array([values in options.agreed for values in _values(evidence.pairs)], dtype=bool)
+    if known.any():
         evidence.noise = np.fmax(
-            np.where(left, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
+            np.where(known, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
         )
     one_alone = target.framework != golden.framework and MINDSPORE in (target.framework, golden.framework)
     target.settings |= {HIDDEN_PRECISION: hidden_precision(target, golden), ROUGH_EXP: one_alone}
@@ -201,7 +206,7 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         )
     elif padded:
         summary = replace(summary, notes=[*summary.notes, *padded])
-    summary = _with_updates(summary, target, golden, evidence.pairs, options)
+    summary = _with_updates(summary, target, golden, evidence.pairs, judged, options)
     if LAYERS in target.settings and LAYERS in golden.settings:
         from twinprobe._judge.layer_settings import with_layer_settings
 
@@ -271,9 +276,14 @@ def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options)
         written = written_values(open_both(files[0], files[1]), parameter_matcher(target, golden, pairs))
     except TwinProbeError:
         return np.zeros(0, dtype=bool)
-    values = zip(*(pairs[f"{side}_{stat}"] for side in "tg" for stat in STATS), strict=True)
     apart = np.nan_to_num(evidence.deviation.error) > 0
-    return np.array([value in written for value in values], dtype=bool) & apart & ~evidence.deviation.nonfinite
+    known = np.array([values in written for values in _values(pairs)], dtype=bool)
+    return known & apart & ~evidence.deviation.nonfinite
+
+
+def _values(pairs: pl.DataFrame) -> Iterator[tuple[object, ...]]:
+    """The statistics of each row on both sides."""
+    return zip(*(pairs[f"{side}_{stat}"] for side in "tg" for stat in STATS), strict=True)
 
 
 def not_compared(folder: Path) -> str:
@@ -281,7 +291,9 @@ def not_compared(folder: Path) -> str:
     return f"no {OPTIMIZER_FILE} in {folder}: updates and settings were not compared"
 
 
-def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Summary:
+def _with_updates(
+    summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, judged: Judged, options: Options
+) -> Summary:
     """Add what the optimizers of both runs read and wrote, as their optimizer.json files say."""
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
     known = [file.is_file() for file in files]
@@ -303,7 +315,10 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         types = [product_types(run.table["name"], run.table["dtype"]) for run in (target, golden)]
         precision = max(epsilons(chain(*types)).values(), default=0.0)
         updates[0].settings[PRODUCT_PRECISION] = max(precision, target.settings[HIDDEN_PRECISION])
-        compared = compare_runs(*updates, Options(match, options.thresholds))
+        # A gradient that an optimizer reads as the backward pass has made it was judged there, with its summands.
+        passed = (pairs["t_role"] == GRADIENT).fill_null(value=False).to_numpy() & (judged.state == ROUNDING)
+        agreed = frozenset(_values(pairs.filter(passed))) if summary.first is None else frozenset()
+        compared = compare_runs(*updates, Options(match, options.thresholds, agreed=agreed))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     joined = join_updates(summary, compared.summary, (target, golden), updates)
