@@ -16,7 +16,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, ROUNDING, product_types
-from twinprobe._judge.operations import HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
+from twinprobe._judge.operations import EIGHT_BITS, HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
+_IN_EIGHT_BITS = "a run computes its products with integers of 8 bits: each may be off by some per cent"
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
@@ -168,10 +169,8 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
     left = np.zeros(0, dtype=bool) if options.before is None else _left_before(target, golden, evidence, options)
-    known = left
-    if options.agreed:
-        known = np.array([values in options.agreed for values in _values(evidence.pairs)], dtype=bool)
-    if known.any():
+    known = [values in options.agreed for values in _values(evidence.pairs)] if options.agreed else left
+    if np.any(known):
         evidence.noise = np.fmax(
             np.where(known, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
         )
@@ -239,7 +238,10 @@ def _without_padding(
 
         return file_metrics(target.tensor_folder, golden.tensor_folder, pairs[rows], silent, load=loads)
 
-    masks = hidden_tokens(target, pairs, evidence.deviation, load if tensors else None)
+    try:
+        masks = hidden_tokens(target, pairs, evidence.deviation, load if tensors else None)
+    except TwinProbeError:  # the tensor of a mask cannot be read
+        return evidence, judged, []
     sketches = None
     if masks and target.sketches is not None and golden.sketches is not None:
         sketches = target.sketches.of(pairs["t_row"].to_numpy()), golden.sketches.of(pairs["g_row"].to_numpy())
@@ -247,6 +249,8 @@ def _without_padding(
     if shown is None:
         return evidence, judged, []
     again = judge(target, shown, options.thresholds)
+    if again.first_row == judged.first_row:
+        return evidence, judged, []
     hidden = f"{sum(map(np.count_nonzero, masks.values())):,} tokens that the attention mask hides"
     if reads_padding(evidence, shown, again):
         assert again.first_row is not None
@@ -427,6 +431,7 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
             *pairs.notes,
             *notes(target, evidence, judged),
             *(evidence.isolated.notes if evidence.isolated is not None else ()),
+            *([_IN_EIGHT_BITS] if target.settings.get(HIDDEN_PRECISION, 0.0) >= EIGHT_BITS else ()),
         ],
         files=[],
         unread=int(judged.unread.sum()),
