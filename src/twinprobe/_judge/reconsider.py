@@ -22,7 +22,6 @@ from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, result_rows
 from twinprobe._judge.search import (
-    ARGUMENT,
     OUTPUT_DIFFERS,
     OUTSIDE,
     PARAMETER_DIFFERS,
@@ -31,11 +30,11 @@ from twinprobe._judge.search import (
     follow,
     when,
 )
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, OpName
+from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -43,7 +42,6 @@ Floats = NDArray[np.float64]
 
 _FEWEST = 3  # siblings that a call is measured by
 _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise
-_MOST = 32  # values that are looked at
 _JUMP = 4.0  # times the error that came in
 
 
@@ -226,49 +224,3 @@ def by_formula(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Be
             if all(one.call != written.call for one in beginnings):
                 beginnings.append(written)
         beginnings.sort(key=lambda one: when(flow, one.row))
-
-
-def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
-    """Where only one run lets gradients through: a parameter that it alone trains, a value the other has detached.
-
-    It explains gradients that are there in one run only, or that part on the way back.
-    """
-    other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
-    alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
-    alone &= ~facts.matched
-    claims = [beginning for beginning in beginnings if beginning.reaches]
-    if claims:
-        back = flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
-        # Not what is called after the gradients that part: clipping, say.
-        row = _detached(flow, facts, other & (flow.of_row < claims[0].call)) if back else None
-    elif not alone.any():
-        row = None
-    elif (parameters := other & (flow.role == PARAMETER)).any():
-        row = int(np.argmax(parameters))
-    else:  # of modules that both runs have: which of them have a gradient in one run only?
-        modules = pairs["t_name"].fill_null(pairs["g_name"]).str.extract(MODULE_OF_ROW)
-        held, trained = (set(modules.filter(rows)) for rows in (facts.matched & (flow.role == PARAMETER), alone))
-        row = _detached(flow, facts, other) if (held & trained) - {None} else None
-    if row is None:
-        return beginnings
-    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
-
-
-def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
-    """The first value that a forward call takes with gradients in one run only; ``other``: requires_grad differs."""
-    forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
-    # Not where it was computed without gradients: a function may have a backward pass of its own. A gradient is read
-    # again by a penalty, which trains nothing unless the pass before kept its graph.
-    made = (flow.source != NONE) & other[flow.source] & flow.spread(forward)[flow.source]
-    taken = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
-    # So may a module: it takes the value, and gives its gradient in both runs.
-    gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
-    come_back = set(flow.twin[flow.of_row[gives]].tolist()) - {NONE}
-    passed: set[int] = set()
-    for row in np.flatnonzero(taken)[:_MOST].tolist():
-        around = set(flow.parents_of(int(flow.of_row[row])))
-        takers = flow.of_row[(flow.mark == flow.mark[row]) & (flow.role == INPUT)].tolist()
-        passed |= around & come_back & set(takers)
-        if not around & passed:
-            return int(row)
-    return None

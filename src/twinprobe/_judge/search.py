@@ -14,13 +14,12 @@ from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.origin import begins_backward, predictions
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._runs.run import Run
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -99,9 +98,9 @@ def find_beginnings(
         if flow.ops[owner := int(flow.of_row[row])].direction == FORWARD:
             arguments.setdefault(owner, []).append(row)
     events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (when(flow, row), row))
-    around = [(outer, row) for row in events for outer in flow.parents_of(int(flow.of_row[row]))]
-    deeper = {outer for outer, row in around if flow.role[row] in (INPUT, PARAMETER)}
-    passed_on = {(outer, flow.mark[row]) for outer, row in around if facts.whole[row]}
+    taken = [row for row in events if flow.role[row] in (INPUT, PARAMETER)]
+    around = [(outer, row) for row in taken for outer in flow.parents_of(int(flow.of_row[row]))]
+    deeper, passed_on = {outer for outer, _ in around}, {(at, flow.mark[row]) for at, row in around if facts.whole[row]}
     owned = {int(flow.of_row[row]) for row in events if flow.role[row] == PARAMETER}
     found: dict[int, Beginning] = {}
     for row in events:
@@ -115,8 +114,9 @@ def find_beginnings(
         elif flow.role[row] in (INPUT, PARAMETER):
             if owner in deeper and (not facts.whole[row] or (owner, flow.mark[row]) in passed_on):
                 continue  # a call inside takes the same value, or what was made of it; of a mask anything is made
-            beginning = _by_argument(_entering(flow, row, owner, facts), arguments, facts)
-            beginning = _by_parameter(beginning, facts, inside=int(flow.parent[beginning.call]) in owned)
+            beginning = _entering(flow, row, owner, facts)
+            inside = int(flow.parent[beginning.call]) in owned
+            beginning = _by_argument(beginning, arguments, facts, inside=inside)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
             continue  # a part of it is a beginning already
         elif not flow.leaf[owner] and _alone(flow.golden_source[row], facts) and flow.ops[owner].direction == FORWARD:
@@ -309,14 +309,15 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     return beginning
 
 
-def _by_parameter(beginning: Beginning, facts: Differences, *, inside: bool) -> Beginning:
-    """A parameter of the module around differs: it was cast, cut or reshaped by code that nobody recorded."""
-    inside = inside and beginning.cause == OUTSIDE and not facts.whole[beginning.row]
-    return Beginning(beginning.call, beginning.row, PARAMETER_DIFFERS) if inside else beginning
+def _by_argument(
+    beginning: Beginning, arguments: dict[int, list[int]], facts: Differences, *, inside: bool
+) -> Beginning:
+    """A module's own code computes with what it is given: a tensor in one run and none in the other is the cause.
 
-
-def _by_argument(beginning: Beginning, arguments: dict[int, list[int]], facts: Differences) -> Beginning:
-    """A module's own code computes with what it is given: a tensor in one run and none in the other is the cause."""
+    ``inside`` a module with another parameter: that is what comes in, cast, cut or reshaped where nobody recorded it.
+    """
+    if inside and beginning.cause == OUTSIDE and not facts.whole[beginning.row]:
+        return Beginning(beginning.call, beginning.row, PARAMETER_DIFFERS)
     given = [row for row in arguments.get(beginning.call, []) if facts.given[row]]
     caused = beginning.cause == BETWEEN and bool(given)
     return Beginning(beginning.call, beginning.row, ARGUMENT, given) if caused else beginning
@@ -482,7 +483,7 @@ class _Chains:
         reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
         inside: set[int] = {outer for call in reached for outer in self.around[call]}
         begun = min(self.start[call] for call in reached)
-        others = self.begun - {beginning.call, *flow.parents_of(beginning.call)}
+        others = self.begun and self.begun - {beginning.call, *flow.parents_of(beginning.call)}
         shows = set(inside)  # of the same those that hold a value that matters
         carried: set[int] = set()  # equal values may be made twice: computed here, and received from another rank
         for call, values in self.differing.items():
@@ -549,35 +550,47 @@ class _Chains:
 # What stands on one side of a beginning.
 
 
-def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) -> list[int]:
-    """What golden alone gives to the same call, or to a group that is compared as one: a bias, a dimension."""
-    import polars as pl
+def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
+    """Where only one run lets gradients through: a parameter that it alone trains, a value the other has detached.
 
-    if flow is None or beginning.cause != OUTPUT_DIFFERS or pairs["g_op"][beginning.row] is None:
-        return []
-    group = pairs["group"][beginning.row] if "group" in pairs.columns else None
-    called = pl.col("g_op") == pairs["g_op"][beginning.row] if group is None else pl.col("group") == group
-    roles = [INPUT, PARAMETER] if group is None else [INPUT]
-    given = pairs.select(pl.arg_where(called & pl.col("g_role").is_in(roles) & pl.col("t_row").is_null())).to_series()
-    if group is None:
-        return given.to_list()
-    # A group hands values on inside; plain arguments belong to the way it computes.
-    made = pairs.select(pl.arg_where(called & (pl.col("g_role") == OUTPUT))).to_series().to_list()
-    inside = set(flow.marks[1][made].tolist())
-    return [row for row in given.to_list() if flow.elements[1][row] > 1 and int(flow.marks[1][row]) not in inside]
+    It explains gradients that are there in one run only, or that part on the way back.
+    """
+    other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
+    alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
+    alone &= ~facts.matched
+    claims = [beginning for beginning in beginnings if beginning.reaches]
+    if claims:
+        back = flow.ops[claims[0].call].direction in (BACKWARD, GRADIENTS)
+        # Not what is called after the gradients that part: clipping, say.
+        row = _detached(flow, facts, other & (flow.of_row < claims[0].call)) if back else None
+    elif not alone.any():
+        row = None
+    elif (parameters := other & (flow.role == PARAMETER)).any():
+        row = int(np.argmax(parameters))
+    else:  # of modules that both runs have: which of them have a gradient in one run only?
+        modules = pairs["t_name"].fill_null(pairs["g_name"]).str.extract(MODULE_OF_ROW)
+        held, trained = (set(modules.filter(rows)) for rows in (facts.matched & (flow.role == PARAMETER), alone))
+        row = _detached(flow, facts, other) if (held & trained) - {None} else None
+    if row is None:
+        return beginnings
+    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True), *beginnings]
 
 
-def other_modules(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str, str] | None:
-    """Where one run calls another module of the same class, inside of the same module: both calls."""
-    if beginning.cause not in (EXTRA, MISSING) or beginning.call == NONE:
-        return None
-    around, found = target.parents.get(target.ops[beginning.call]), []
-    for run, side, other in ((target, "t", "g"), (golden, "g", "t")):
-        paired = set(pairs.filter(pairs[f"{other}_op"].is_not_null())[f"{side}_op"].drop_nulls().to_list())
-        alone = (op for at, op in enumerate(run.ops) if at not in paired and run.parents.get(op) == around)
-        calls = map(parse_op, alone)
-        found.append(next((op for op in calls if op.is_module and op.direction == FORWARD), None))
-    one, two = found
-    if one is None or two is None or one.cls != two.cls or one.body == two.body:
-        return None
-    return (one.text, two.text) if target.ops.index(one.text) <= beginning.call else None
+def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
+    """The first value that a forward call takes with gradients in one run only; ``other``: requires_grad differs."""
+    forward = flow.each_call(lambda op: op.direction == FORWARD) & flow.leaf & ~flow.updates
+    # Not where it was computed without gradients: a function may have a backward pass of its own. A gradient is read
+    # again by a penalty, which trains nothing unless the pass before kept its graph.
+    made = (flow.source != NONE) & other[flow.source] & flow.spread(forward)[flow.source]
+    taken = other & (flow.role == INPUT) & flow.spread(forward) & (flow.elements[0] > 1) & ~made
+    # So may a module: it takes the value, and gives its gradient in both runs.
+    gives = (flow.role == OUTPUT) & facts.matched & (flow.elements[0] > 1) & (flow.of_row >= 0)
+    come_back = set(flow.twin[flow.of_row[gives]].tolist()) - {NONE}
+    passed: set[int] = set()
+    for row in np.flatnonzero(taken)[:_MOST].tolist():
+        around = set(flow.parents_of(int(flow.of_row[row])))
+        takers = flow.of_row[(flow.mark == flow.mark[row]) & (flow.role == INPUT)].tolist()
+        passed |= around & come_back & set(takers)
+        if not around & passed:
+            return int(row)
+    return None

@@ -32,8 +32,8 @@ from twinprobe._judge.inherited import carried_state
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import HIDDEN_PRECISION, same_eps
 from twinprobe._judge.origin import SUSPICIOUS, Calls, Isolated, call_facts, communication, unread_rows
-from twinprobe._judge.reconsider import by_formula, grown, untrained, without_the_usual
-from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow
+from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
+from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.names import OPTIMIZER, TOTAL_NORM
 from twinprobe._runs.run import DIGESTS, Run
