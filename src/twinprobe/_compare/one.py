@@ -223,23 +223,23 @@ def _without_padding(
     from twinprobe._judge.padding import hidden_tokens, reads_padding, shown_tokens
     from twinprobe._judge.verdicts import judge
 
-    if judged.flow is None or target.arrangement or golden.arrangement:
+    tensors = evidence.metrics is not None
+    if judged.flow is None or target.arrangement or golden.arrangement or (tensors and options.measure is not None):
         return evidence, judged, []
-    pairs, tensors = evidence.pairs, evidence.metrics is not None
+    pairs, folders = evidence.pairs, (target.tensor_folder, golden.tensor_folder)
 
     def load(row: int) -> NDArray[np.generic]:
-        return next(_jobs(target.tensor_folder, golden.tensor_folder, pairs, [row]))[0]().data[:]
+        return next(_jobs(*folders, pairs, [row]))[0]().data[:]
 
     def measure(stretches: dict[int, tuple[NDArray[np.bool_], int]]) -> pl.DataFrame:
         rows = list(stretches)
 
-        def loads(chosen: list[int]) -> Iterator[tuple[Loader, Loader]]:
-            jobs = _jobs(target.tensor_folder, golden.tensor_folder, pairs, [rows[at] for at in chosen])
-            for at, job in zip(chosen, jobs, strict=True):
-                first, second = (partial(_without, one, *stretches[rows[at]]) for one in job)
-                yield first, second
+        def shown(chosen: list[int]) -> Iterator[tuple[Loader, Loader]]:
+            own = [rows[at] for at in chosen]
+            for row, (first, second) in zip(own, _jobs(*folders, pairs, own), strict=True):
+                yield partial(_without, first, *stretches[row]), partial(_without, second, *stretches[row])
 
-        return file_metrics(target.tensor_folder, golden.tensor_folder, pairs[rows], silent, load=loads)
+        return file_metrics(*folders, pairs[rows], silent, load=shown)
 
     try:
         masks = hidden_tokens(target, pairs, evidence.deviation, load if tensors else None)

@@ -116,33 +116,31 @@ def shown_tokens(
     padded sequence must keep a block, or nothing would be known of how padding is treated.
     """
     pairs, deviation = evidence.pairs, evidence.deviation
-    role = pairs["t_role"].fill_null(255).to_numpy()
-    differs = (
-        (deviation.state != IDENTICAL) & bools(pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null().to_numpy()
-    )
-    differs &= ~np.isin(role, (PARAMETER, GRADIENT))
+    tensors = bools((pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null())
+    tensors &= (deviation.state != IDENTICAL) & ~bools(pairs["t_role"].is_in([PARAMETER, GRADIENT]))
     alike = bools(pairs["t_shape"] == pairs["g_shape"]) & ~turned(pairs)
-    found = {row: _laid_out(dims(pairs["t_shape"][row]) or (), masks) for row in np.flatnonzero(differs).tolist()}
+    found = {row: _laid_out(dims(pairs["t_shape"][row]) or (), masks) for row in np.flatnonzero(tensors).tolist()}
     stretches = {row: laid for row, laid in found.items() if laid is not None and laid[1] and alike[row]}
     if not stretches:
         return None
     rows = np.array(list(stretches))
     partly = np.zeros(pairs.height, dtype=bool)
     partly[[row for row, laid in found.items() if laid is not None]] = True
-    error, nonfinite = deviation.error.copy(), deviation.nonfinite & ~partly
-    error[partly] = np.nan  # of transposed values the statistics alone are known, of all tokens
+    # Of transposed values the statistics alone are known, of all tokens; where a NaN is, only tensors tell.
+    error, nonfinite = np.where(partly, np.nan, deviation.error), deviation.nonfinite.copy()
     seen, metrics = evidence.estimate, evidence.metrics
     if measure is not None and metrics is not None:
         again = measure(stretches)
         metrics = metrics.with_columns(metrics[name].scatter(rows, again[name]) for name in metrics.columns)
-        error[rows], nonfinite[rows] = np.nan_to_num(again["relative_norm"].to_numpy()), again["nonfinite"].to_numpy()
+        left = np.where(again["identical"].to_numpy(), 0.0, again["relative_norm"].to_numpy())
+        nonfinite[rows] = again["nonfinite"].to_numpy()
     else:
         part = None if sketches is None else _shown_blocks(pairs, sketches, masks, stretches)
         if part is None or seen is None:
             return None
-        seen = replaced(seen, rows, part)
-        error[rows] = np.nan_to_num(part.relative)
-    state = np.where(partly, np.where(error == 0, IDENTICAL, ROUNDING), deviation.state).astype(np.uint8)
+        seen, left = replaced(seen, rows, part), part.relative
+    error[rows] = np.where(np.isnan(left), deviation.error[rows], left)
+    state = np.where(partly, np.where((error == 0) & ~nonfinite, IDENTICAL, ROUNDING), deviation.state).astype(np.uint8)
     differences = evidence.differences
     if differences is not None:
         differences = {

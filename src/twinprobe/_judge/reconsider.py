@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from math import pi
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +20,9 @@ from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, result_rows
-from twinprobe._judge.search import (
-    OUTPUT_DIFFERS,
-    OUTSIDE,
-    PARAMETER_DIFFERS,
-    Beginning,
-    find_beginnings,
-    follow,
-    when,
-)
+from twinprobe._judge.search import OUTPUT_DIFFERS, OUTSIDE, PARAMETER_DIFFERS, Beginning, find_beginnings, follow, when
 from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
-
-if TYPE_CHECKING:
-    pass
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
