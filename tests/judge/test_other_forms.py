@@ -138,19 +138,3 @@ def test_an_adapter_in_another_layer_leaves_names_what_they_are(tmp_path: Path) 
     first = compared(tmp_path, *models, x, "L0").first
     assert first.module == "0.keys", first
     assert "golden's" not in first.sentence
-
-
-class Pooled(nn.Module):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.how = nn.Linear(WIDTH, WIDTH), how
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x).mean(0) if self.how == "mean" else self.body(x)[0]
-
-
-def test_what_the_model_itself_computes_is_said_not_to_be_compared(tmp_path: Path) -> None:
-    """Modules alone were recorded, and nothing comes back: another pooling behind the last module shows nowhere."""
-    found = compared(tmp_path, Pooled("first"), Pooled("mean"), torch.randn(4, WIDTH), "L0")
-    assert "what the model's own code makes of them was not compared" in str(found.summary)

@@ -20,7 +20,7 @@ from twinprobe._judge.operations import EIGHT_BITS, HIDDEN_PRECISION, ROUGH_EXP,
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._runs.names import FORWARD, LAYERS
+from twinprobe._runs.names import LAYERS
 from twinprobe._runs.run import (
     DIGESTS,
     OPTIMIZER_FILE,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
-_OWN_CODE = (
     "the outputs are those of modules: what the model's own code makes of them was not compared (level mix does)"
 )
 _IN_EIGHT_BITS = "a run computes its products with integers of 8 bits: each may be off by some per cent"
@@ -414,9 +413,6 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
     from twinprobe._judge.describe import describe_first, describe_others, notes
     from twinprobe._judge.origin import results
 
-    first = describe_first(target, golden, evidence, judged)
-    alone = first is None and not target.single_points and target.level == golden.level == "L0"
-    alone = alone and all(op.is_module and op.direction == FORWARD for op in target.op_names)
     matched = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
     verdicts = {name: judged.verdict.count(name) for name in ("pass", "warning", "error")}
     return Summary(
@@ -428,7 +424,7 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
         target_only=int((pairs.golden < 0).sum()),
         golden_only=int((pairs.target < 0).sum()),
         verdicts=verdicts,
-        first=first,
+        first=describe_first(target, golden, evidence, judged),
         others=describe_others(target, golden, evidence, judged, _MOST_OTHERS),
         results=results(target, evidence, judged),
         notes=[
@@ -437,7 +433,6 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
             *pairs.notes,
             *notes(target, evidence, judged),
             *(evidence.isolated.notes if evidence.isolated is not None else ()),
-            *([_OWN_CODE] if alone else ()),
             *([_IN_EIGHT_BITS] if target.settings.get(HIDDEN_PRECISION, 0.0) >= EIGHT_BITS else ()),
         ],
         files=[],
