@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
-    "the outputs are those of modules: what the model's own code makes of them was not compared (level mix does)"
-)
 _IN_EIGHT_BITS = "a run computes its products with integers of 8 bits: each may be off by some per cent"
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
