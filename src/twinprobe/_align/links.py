@@ -244,7 +244,12 @@ def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
         for run in (target, golden)
     )
     if paths and others:
-        return _strangers(paths, others) > _STRANGE_MODULES
+        # Where an adapter is put into a layer that is plain in the other run, there is nothing to pair it with: other
+        # names are those of modules in whose surroundings both runs have something of their own.
+        shared = (paths & others) | {""}
+        homes = [[_home(path, shared) for path in side - shared] for side in (paths, others)]
+        renamed = min(sum(one in homes[1 - at] for one in side) for at, side in enumerate(homes))
+        return renamed > _STRANGE_MODULES * min(len(paths), len(others))
     callees, others = (
         {split(name)[0] for name in run.ops} for run in (target, golden)
     )  # without modules: do APIs recur?
@@ -265,6 +270,13 @@ def _strangers(target: set[str], golden: set[str]) -> float:
     """The share of the smaller side that is not in the other."""
     fewest = min(len(target), len(golden))
     return (fewest - len(target & golden)) / fewest if fewest else 0.0
+
+
+def _home(path: str, shared: set[str]) -> str:
+    """The innermost module around a path that both runs have."""
+    while path not in shared:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _forward_modules(ops: list[str]) -> set[str]:

@@ -413,11 +413,12 @@ class _Walk:
         """Whether more than a chance few of the layers (or else the calls) belong together."""
         sizes = [sum(bool(calls.weights(node)) for node in calls.tree.modules) for calls in (self.one, self.other)]
         if all(sizes):
-            paired = sum(
-                bool(weights := self.one.weights(node)) and weights == self.other.weights(other)
-                for node, other in self.link.items()
-                if self.one.tree.is_module[node]
-            )
+            paired = 0
+            for node, other in self.link.items():
+                held = self.one.weights(node), self.other.weights(other)
+                both = held[0].keys() & held[1].keys()  # a norm folded into a layer leaves it a bias
+                alike = both and all(held[0][name] == held[1][name] for name in both)
+                paired += bool(self.one.tree.is_module[node] and alike)
             return paired * _SHARE >= min(sizes) or self._has_levels_in_common()
         return (len(self.link) - 1) * _SHARE >= min(len(self.one.tree), len(self.other.tree)) - 1
 

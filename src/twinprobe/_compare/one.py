@@ -16,8 +16,8 @@ from twinprobe._align.calls import MINDSPORE, dims, epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, Deviation, product_types
-from twinprobe._judge.operations import HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
+from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, ROUNDING, Deviation, product_types
+from twinprobe._judge.operations import EIGHT_BITS, HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.results import PARAMETER_GRADIENTS
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import PARAMETER_DIFFERS
@@ -37,7 +37,7 @@ from twinprobe._runs.run import (
     take_over,
 )
 from twinprobe._runs.sketches import SUFFIX
-from twinprobe._runs.table import STATS
+from twinprobe._runs.table import ATTENTION_MASK, GRADIENT, STATS
 from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from twinprobe._judge.deviation import Isolated
     from twinprobe._judge.verdicts import Evidence, Judged
     from twinprobe._report.tokens import TokenFindings
+    from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.tensor_files import Loader
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
+_IN_EIGHT_BITS = "a run computes its products with integers of 8 bits: each may be off by some per cent"
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 _EXCHANGED, _SAME_SUMS = 1e-3, 1e-7  # relative errors
@@ -126,6 +128,8 @@ class Options:
     """How suspects are run again from their own inputs: given from above, since only that room imports a framework."""
     before: tuple[Path, Path] | None = None
     """Both runs of the step before, which agree: parameters may be as far apart as these left them."""
+    agreed: frozenset[tuple[object, ...]] = frozenset()
+    """Statistics on both sides of values that were judged before, with all that they were made of, and agree."""
     reorder: Reorder | None = None
     """Which tensors are to be read in another order, once they are measured: pieces that ranks hold."""
 
@@ -169,13 +173,17 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
     left = np.zeros(0, dtype=bool) if options.before is None else _left_before(target, golden, evidence, options)
-    if left.any():
+    known = [values in options.agreed for values in _values(evidence.pairs)] if options.agreed else left
+    if np.any(known):
         evidence.noise = np.fmax(
-            np.where(left, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
+            np.where(known, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
         )
     one_alone = target.framework != golden.framework and MINDSPORE in (target.framework, golden.framework)
     target.settings |= {HIDDEN_PRECISION: hidden_precision(target, golden), ROUGH_EXP: one_alone}
     judged = judge(target, evidence, options.thresholds)
+    padded = list[str]()
+    if judged.first_row is not None and evidence.pairs["t_name"].str.contains(ATTENTION_MASK).any():
+        evidence, judged, padded = _without_padding(target, golden, evidence, judged, options)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)
         judged = judge(target, evidence, options.thresholds)
@@ -194,13 +202,74 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         note = f"step {target.step} begins with parameters as far apart as the step before, which agrees, left them"
         note += f" (worst {100 * worst:.2g}%)"
         summary = replace(summary, notes=[*summary.notes, note])
-    summary = _with_updates(summary, target, golden, evidence.pairs, options)
+    if padded and summary.first is not None and judged.first_row is not None and evidence.partly is None:
+        kinds = [{"name": "padding", "sentence": padded[0], "confidence": 0.9}, *summary.first.kinds]
+        summary = replace(
+            summary, first=replace(summary.first, sentence=f"{summary.first.sentence}; {padded[0]}", kinds=kinds)
+        )
+    elif padded:
+        summary = replace(summary, notes=[*summary.notes, *padded])
+    summary = _with_updates(summary, target, golden, evidence.pairs, judged, options)
     if summary.first is None and LAYERS in target.settings and LAYERS in golden.settings:
         from twinprobe._judge.kinds.by_settings import settings_without_output
 
         divergence, note = settings_without_output(target, golden, evidence.pairs)
         summary = replace(summary, first=divergence, notes=[*summary.notes, *filter(None, [note])])
     return Comparison(target, golden, evidence, judged, summary)
+
+
+def _without_padding(
+    target: Run, golden: Run, evidence: Evidence, judged: Judged, options: Options
+) -> tuple[Evidence, Judged, list[str]]:
+    """Where the runs part, judge them again by the tokens that their attention masks show, and say what came of it."""
+    from twinprobe._judge.padding import hidden_tokens, reads_padding, shown_tokens
+    from twinprobe._judge.verdicts import judge
+
+    tensors = evidence.metrics is not None
+    if judged.flow is None or target.arrangement or golden.arrangement or (tensors and options.measure is not None):
+        return evidence, judged, []
+    pairs, folders = evidence.pairs, (target.tensor_folder, golden.tensor_folder)
+
+    def load(row: int) -> NDArray[np.generic]:
+        return next(_jobs(*folders, pairs, [row]))[0]().data[:]
+
+    def measure(stretches: dict[int, tuple[NDArray[np.bool_], int]]) -> pl.DataFrame:
+        rows = list(stretches)
+
+        def shown(chosen: list[int]) -> Iterator[tuple[Loader, Loader]]:
+            own = [rows[at] for at in chosen]
+            for row, (first, second) in zip(own, _jobs(*folders, pairs, own), strict=True):
+                yield partial(_without, first, *stretches[row]), partial(_without, second, *stretches[row])
+
+        return file_metrics(*folders, pairs[rows], silent, load=shown)
+
+    try:
+        masks = hidden_tokens(target, pairs, evidence.deviation, load if tensors else None)
+    except TwinProbeError:  # the tensor of a mask cannot be read
+        return evidence, judged, []
+    sketches = None
+    if masks and target.sketches is not None and golden.sketches is not None:
+        sketches = target.sketches.of(pairs["t_row"].to_numpy()), golden.sketches.of(pairs["g_row"].to_numpy())
+    shown = shown_tokens(evidence, sketches, masks, measure if tensors else None) if masks else None
+    if shown is None:
+        return evidence, judged, []
+    again = judge(target, shown, options.thresholds)
+    if again.first_row == judged.first_row:
+        return evidence, judged, []
+    hidden = f"{sum(map(np.count_nonzero, masks.values())):,} tokens that the attention mask hides"
+    if reads_padding(evidence, shown, again):
+        assert again.first_row is not None
+        reader = pairs["t_name"][again.first_row]
+        return evidence, judged, [f"the runs differ for {hidden}, and {reader} is the first that reads these"]
+    return shown, again, [f"not judged: {hidden}, for which the runs differ"]
+
+
+def _without(load: Loader, hidden: NDArray[np.bool_], size: int) -> HostTensor:
+    """A tensor with zeros in place of these stretches of so many elements."""
+    whole = load()
+    data = whole.data[:].copy()
+    data.reshape(len(hidden), size)[hidden] = 0
+    return replace(whole, data=data)
 
 
 def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options) -> NDArray[np.bool_]:
@@ -216,23 +285,29 @@ def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options)
         written = written_values(open_both(files[0], files[1]), parameter_matcher(target, golden, pairs))
     except TwinProbeError:
         return np.zeros(0, dtype=bool)
-    values = zip(*(pairs[f"{side}_{stat}"] for side in "tg" for stat in STATS), strict=True)
     apart = np.nan_to_num(evidence.deviation.error) > 0
-    left = np.array([value in written for value in values], dtype=bool) & apart & ~evidence.deviation.nonfinite
+    left = np.array([values in written for values in _values(pairs)], dtype=bool)
+    left &= apart & ~evidence.deviation.nonfinite
     left[left] = ~_in_another_order(pairs.filter(left), evidence.deviation.error[left])
     return left
+
+
+def _values(pairs: pl.DataFrame) -> Iterator[tuple[object, ...]]:
+    """The statistics of each row on both sides."""
+    return zip(*(pairs[f"{side}_{stat}"] for side in "tg" for stat in STATS), strict=True)
 
 
 def _in_another_order(pairs: pl.DataFrame, error: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Parameters with golden's values in other places: somebody has exchanged them since. An optimizer moves values,
     and with them max and min by about the error of an element, and mean and norm by the root of their number less."""
-    target, golden = (pairs.select(f"{side}_{stat}" for stat in STATS).cast(float).to_numpy().T for side in "tg")
+    target, golden = (np.array([pairs[f"{side}_{stat}"] for stat in STATS], dtype=np.float64) for side in "tg")
     root = np.sqrt([max(1, prod(dims(shape) or ())) for shape in pairs["g_shape"]])
     moved = error * golden[3] / root
     likely = np.array([moved, moved, moved / root, moved])
     largest = np.abs(golden[:2]).max(axis=0)
     rounding = _SAME_SUMS * np.array([largest, largest, largest, golden[3]])
-    return (error > _EXCHANGED) & (np.abs(target - golden) <= _UNLIKELY * likely + rounding).all(axis=0)
+    near = np.abs(target - golden) <= _UNLIKELY * likely + rounding
+    return np.logical_and(near.all(axis=0), error > _EXCHANGED)
 
 
 def not_compared(folder: Path) -> str:
@@ -240,7 +315,9 @@ def not_compared(folder: Path) -> str:
     return f"no {OPTIMIZER_FILE} in {folder}: updates and settings were not compared"
 
 
-def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Summary:
+def _with_updates(
+    summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame, judged: Judged, options: Options
+) -> Summary:
     """Add what the optimizers of both runs read and wrote, as their optimizer.json files say."""
     files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
     known = [file.is_file() for file in files]
@@ -262,7 +339,10 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
         types = [product_types(run.table["name"], run.table["dtype"]) for run in (target, golden)]
         precision = max(epsilons(chain(*types)).values(), default=0.0)
         updates[0].settings[PRODUCT_PRECISION] = max(precision, target.settings[HIDDEN_PRECISION])
-        compared = compare_runs(*updates, Options(match, options.thresholds))
+        # A gradient that an optimizer reads as the backward pass has made it was judged there, with its summands.
+        passed = (pairs["t_role"] == GRADIENT).fill_null(value=False).to_numpy() & (judged.state == ROUNDING)
+        agreed = frozenset(_values(pairs.filter(passed))) if summary.first is None else frozenset()
+        compared = compare_runs(*updates, Options(match, options.thresholds, agreed=agreed))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     joined = join_updates(summary, compared.summary, (target, golden), updates)
@@ -376,6 +456,7 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
             *pairs.notes,
             *notes(target, evidence, judged),
             *(evidence.isolated.notes if evidence.isolated is not None else ()),
+            *([_IN_EIGHT_BITS] if target.settings.get(HIDDEN_PRECISION, 0.0) >= EIGHT_BITS else ()),
         ],
         files=[],
         unread=int(judged.unread.sum()),

@@ -39,8 +39,6 @@ from twinprobe._judge.search import (
     PARAMETER_DIFFERS,
     RANDOM,
     Beginning,
-    golden_inputs,
-    other_modules,
 )
 from twinprobe._judge.summary import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged
@@ -160,7 +158,7 @@ def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) 
 
     Calls that are compared as a group differ at its end; what differs in the group is where one looks first.
     """
-    if (modules := other_modules(target, golden, pairs, beginning)) is not None:
+    if (modules := _other_modules(target, golden, pairs, beginning)) is not None:
         return target, modules[0]
     if beginning.cause == MISSING and beginning.arguments:
         missing = pairs["g_op"][beginning.arguments[0]]
@@ -350,7 +348,7 @@ def _values(row: dict[str, Any], side: str) -> dict[str, str]:
 def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginning: Beginning) -> list[Kind]:
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
-    shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
+    shown = sorted({*own.tolist(), *_golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
     taken = beginning.cause == OUTSIDE and evidence.mode == TENSORS  # golden's value of elsewhere may have come in
     sketches = [sketches_of(run, pairs, side, shown, kept=taken) for run, side in ((target, "t"), (golden, "g"))]
     rows, alone = [], False
@@ -405,7 +403,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
     """The kind that the search itself has proven: it comes before shapes of the difference."""
     proven = _mask(target, golden, evidence, beginning)
-    if (modules := other_modules(target, golden, evidence.pairs, beginning)) is not None:
+    if (modules := _other_modules(target, golden, evidence.pairs, beginning)) is not None:
         paths = [parse_op(call).body for call in modules]
         proven = Kind("function", f"{paths[0]} is called where golden calls {paths[1]}", 0.96)
     if proven is not None:
@@ -584,3 +582,37 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
     if len(lost) > _MOST_NOTES:
         found.append(f"{len(lost) - _MOST_NOTES} more differences have no effect on any result")
     return found
+
+
+def _golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) -> list[int]:
+    """What golden alone gives to the same call, or to a group that is compared as one: a bias, a dimension."""
+    import polars as pl
+
+    if flow is None or beginning.cause != OUTPUT_DIFFERS or pairs["g_op"][beginning.row] is None:
+        return []
+    group = pairs["group"][beginning.row] if "group" in pairs.columns else None
+    called = pl.col("g_op") == pairs["g_op"][beginning.row] if group is None else pl.col("group") == group
+    roles = [INPUT, PARAMETER] if group is None else [INPUT]
+    given = pairs.select(pl.arg_where(called & pl.col("g_role").is_in(roles) & pl.col("t_row").is_null())).to_series()
+    if group is None:
+        return given.to_list()
+    # A group hands values on inside; plain arguments belong to the way it computes.
+    made = pairs.select(pl.arg_where(called & (pl.col("g_role") == OUTPUT))).to_series().to_list()
+    inside = set(flow.marks[1][made].tolist())
+    return [row for row in given.to_list() if flow.elements[1][row] > 1 and int(flow.marks[1][row]) not in inside]
+
+
+def _other_modules(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str, str] | None:
+    """Where one run calls another module of the same class, inside of the same module: both calls."""
+    if beginning.cause not in (EXTRA, MISSING) or beginning.call == NONE:
+        return None
+    around, found = target.parents.get(target.ops[beginning.call]), []
+    for run, side, other in ((target, "t", "g"), (golden, "g", "t")):
+        paired = set(pairs.filter(pairs[f"{other}_op"].is_not_null())[f"{side}_op"].drop_nulls().to_list())
+        alone = (op for at, op in enumerate(run.ops) if at not in paired and run.parents.get(op) == around)
+        calls = map(parse_op, alone)
+        found.append(next((op for op in calls if op.is_module and op.direction == FORWARD), None))
+    one, two = found
+    if one is None or two is None or one.cls != two.cls or one.body == two.body:
+        return None
+    return (one.text, two.text) if target.ops.index(one.text) <= beginning.call else None

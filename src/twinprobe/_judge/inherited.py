@@ -184,8 +184,12 @@ def came_in(flow: Flow, values: Values, between: Floats) -> Floats:
     return np.where(alone, 0.0, np.where(flow.source != NONE, made, between))
 
 
-def gave_inside(flow: Flow, values: Values) -> Floats:
-    """For outputs of a call that holds others: what those gave, as a distance."""
+def of_parts(flow: Flow, values: Values, allowed: Floats, rounding: Floats) -> Floats:
+    """What is allowed to outputs of calls that hold others: these pass on what their parts made.
+
+    Where golden's call hands on the result of a part as it is, nothing is computed any more, and nothing but that part
+    explains it, whatever else went into the call. ``rounding``: one, as a distance.
+    """
     count = len(flow.ops)
     error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
     outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
@@ -193,23 +197,17 @@ def gave_inside(flow: Flow, values: Values) -> Floats:
     np.maximum.at(given, flow.of_row[outputs], error[outputs])
     inner = np.flatnonzero(flow.parent >= 0)
     np.maximum.at(held, flow.parent[inner], given[inner])
-    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
-    return passed
-
-
-def handed_on(flow: Flow, values: Values) -> Floats:
-    """For results that golden's call hands on as a call inside of it gave them: how far off that one is; infinite for
-    all others. Nothing is computed there, so whatever else went into the call explains nothing."""
-    limit = np.full(len(flow.role), np.inf)
+    passed = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
+    explained: Floats = np.where(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)], np.fmax(allowed, passed), allowed)
     forward = flow.spread(flow.each_call(lambda op: op.direction == FORWARD))
-    known = (flow.role == OUTPUT) & forward & (flow.elements[1] > 1) & np.isfinite(values.distance)
-    rows = np.flatnonzero(known)
+    rows = np.flatnonzero((flow.role == OUTPUT) & forward & (flow.elements[1] > 1) & np.isfinite(values.distance))
     rows = rows[np.lexsort((flow.of_row[rows], flow.marks[1][rows]))]
-    given, handed = rows[:-1], rows[1:]
-    inside = (flow.marks[1][given] == flow.marks[1][handed]) & (flow.of_row[given] < flow.of_row[handed])
-    inside &= flow.of_row[given] >= flow.start[flow.of_row[handed]]
-    limit[handed[inside]] = values.distance[given[inside]]
-    return limit
+    part, whole = rows[:-1], rows[1:]
+    handed_on = (flow.marks[1][part] == flow.marks[1][whole]) & (flow.of_row[part] < flow.of_row[whole])
+    handed_on &= flow.of_row[part] >= flow.start[flow.of_row[whole]]
+    part, whole = part[handed_on], whole[handed_on]
+    explained[whole] = np.fmin(explained[whole], np.hypot(values.distance[part], rounding[whole]))
+    return explained
 
 
 def carried_state(flow: Flow, far: Bools) -> Bools:

@@ -24,10 +24,9 @@ from twinprobe._judge.inherited import (
     came_in,
     drift_of,
     flips_of,
-    gave_inside,
-    handed_on,
     hidden_drift,
     moved_parameters,
+    of_parts,
     of_running_statistics,
     pooled,
     shown_by_gradients,
@@ -148,8 +147,7 @@ def expected_errors(
         moved = moved_parameters(pairs, flow, values, operands.updates, abs(step), depth * grain, settings)
         local = np.where(flow.parameter, np.fmax(local, moved), local)
     allowed = np.hypot(local, np.where(output, carried[row_call], came_in(flow, values, between)))
-    # A container passes on what its parts made.
-    allowed = np.where(output & ~flow.leaf[row_call], np.fmax(allowed, gave_inside(flow, values)), allowed)
+    allowed = of_parts(flow, values, allowed, ROUNDING * grain * values.norm)
     allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
@@ -158,7 +156,6 @@ def expected_errors(
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
-    allowed = np.fmin(allowed, np.hypot(handed_on(flow, values), ROUNDING * grain * values.norm))
     # Sums of sketches resolve no finer errors; statistics of 16-bit tensors are themselves rounded to 16 bits.
     finest = np.select([estimated & (values.epsilon > COARSE), sketched], [values.epsilon, RESOLVED], 0.0)
     allowed = np.hypot(allowed, finest * values.norm)

@@ -14,13 +14,12 @@ from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._judge.results import begins_backward, predictions
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._runs.run import Run
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -56,12 +55,10 @@ CAUSES: dict[Cause, CauseWords] = {
     RANDOM: CauseWords("random", "random", "a random call gave other numbers"),
 }
 _FILL = 9e3  # numbers beyond this are a mask's fill value
-# A backward call also reads what its forward call kept. A gradient that comes in so many times as far off as that was
-# parted elsewhere.
+# A gradient that comes in so many times as far off as what the forward call kept was parted elsewhere.
 _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
 _TRANSPOSED = 1e-2  # of an input's error: the output of a product does not depend on what differs in it
-_HALF = 0.5
 _EXPLAINED = 2.0  # times what is expected: within noise
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _DEEPEST = 64  # modules around a call that are looked through
@@ -101,8 +98,10 @@ def find_beginnings(
         if flow.ops[owner := int(flow.of_row[row])].direction == FORWARD:
             arguments.setdefault(owner, []).append(row)
     events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (when(flow, row), row))
-    taking = {int(flow.of_row[row]) for row in events if flow.role[row] in (INPUT, PARAMETER)}
-    deeper = {outer for call in taking for outer in flow.parents_of(call)}
+    taken = [row for row in events if flow.role[row] in (INPUT, PARAMETER)]
+    around = [(outer, row) for row in taken for outer in flow.parents_of(int(flow.of_row[row]))]
+    deeper, passed_on = {outer for outer, _ in around}, {(at, flow.mark[row]) for at, row in around if facts.whole[row]}
+    owned = {int(flow.of_row[row]) for row in events if flow.role[row] == PARAMETER}
     found: dict[int, Beginning] = {}
     for row in events:
         owner = int(flow.of_row[row])
@@ -113,9 +112,11 @@ def find_beginnings(
         if facts.acts_later[row]:
             beginning = Beginning(owner, row, OUTSIDE if facts.tensor[row] else ARGUMENT, [row], reaches=True)
         elif flow.role[row] in (INPUT, PARAMETER):
-            if owner in deeper:
-                continue  # a call inside takes the same value
-            beginning = _by_argument(_entering(flow, row, owner, facts), arguments, facts)
+            if owner in deeper and (not facts.whole[row] or (owner, flow.mark[row]) in passed_on):
+                continue  # a call inside takes the same value, or what was made of it; of a mask anything is made
+            beginning = _entering(flow, row, owner, facts)
+            inside = int(flow.parent[beginning.call]) in owned
+            beginning = _by_argument(beginning, arguments, facts, inside=inside)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
             continue  # a part of it is a beginning already
         elif not flow.leaf[owner] and _alone(flow.golden_source[row], facts) and flow.ops[owner].direction == FORWARD:
@@ -154,7 +155,7 @@ def _unexplained(
     explained |= (flow.twin != NONE) & shaped[flow.twin]
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
     # Squares of a gradient that is half off, and quotients of them, are off by anything.
-    explained[flow.of_row[inputs & (np.nan_to_num(noise.error) > _HALF) & flow.spread(flow.updates)]] = True
+    explained[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0.5) & flow.spread(flow.updates)]] = True
     with np.errstate(invalid="ignore"):
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
     off &= held & facts.matched & ~_exchanged(flow, noise, facts)[call]
@@ -177,7 +178,7 @@ def _unexplained(
         changed = (noise.times > limit) & (noise.error > _CHANGED)
     # Masks look alike: another one was taken.
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
-    entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
+    entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, noise, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts) & ~facts.idle
     # A product that gives the same took the same, transposed by a flag of its own: nothing begins there. A bias, which
     # has one axis, is never transposed.
@@ -194,12 +195,14 @@ def _unexplained(
     return found
 
 
-def _recut(flow: Flow, facts: Differences) -> Bools:
+def _recut(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """Inputs that are the same values in other lengths, where that changes what is computed: heads of an attention."""
     cut: Bools = facts.recut & (flow.role == INPUT) & (flow.source != NONE) & ~facts.shape[np.maximum(flow.source, 0)]
     shaped = (Family.ATTENTION, Family.PRODUCT, Family.NORM, Family.SMOOTH)
     cut &= flow.spread(flow.each_call(lambda op: operation_of(op).family in shaped))
-    return cut
+    # Queries of a group that are read as so many tokens of one head give the same.
+    off = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.matched & facts.tensor & ~(noise.times <= _EXPLAINED)
+    return cut & np.isin(flow.of_row, flow.of_row[off])
 
 
 def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
@@ -306,8 +309,15 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     return beginning
 
 
-def _by_argument(beginning: Beginning, arguments: dict[int, list[int]], facts: Differences) -> Beginning:
-    """A module's own code computes with what it is given: a tensor in one run and none in the other is the cause."""
+def _by_argument(
+    beginning: Beginning, arguments: dict[int, list[int]], facts: Differences, *, inside: bool
+) -> Beginning:
+    """A module's own code computes with what it is given: a tensor in one run and none in the other is the cause.
+
+    ``inside`` a module with another parameter: that is what comes in, cast, cut or reshaped where nobody recorded it.
+    """
+    if inside and beginning.cause == OUTSIDE and not facts.whole[beginning.row]:
+        return Beginning(beginning.call, beginning.row, PARAMETER_DIFFERS)
     given = [row for row in arguments.get(beginning.call, []) if facts.given[row]]
     caused = beginning.cause == BETWEEN and bool(given)
     return Beginning(beginning.call, beginning.row, ARGUMENT, given) if caused else beginning
@@ -408,6 +418,9 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     owners = flow.of_row[gradients & (flow.of_row >= 0)]
     # Later, parameters have drifted: an optimiser makes whole steps of noise.
     trained = set(flow.twin[owners].tolist()) if facts.first_step and not flow.updates.any() else set()
+    sure = [one.call for one in beginnings if one.cause in (PARAMETER_DIFFERS, ARGUMENT)]
+    begun = {call for one in sure for call in (one, *flow.parents_of(one))}
+    chains.begun, drifted.begun = begun, begun
     for beginning in beginnings:
         # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
         given = chains.rows_of(beginning.call)
@@ -434,8 +447,9 @@ class _Chains:
     def __init__(self, flow: Flow, noise: Noise, facts: Differences, ends: Bools) -> None:
         self.flow = flow
         self.abnormal: Bools = noise.abnormal | facts.whole | (facts.shape & facts.matched)
-        self.size = np.nan_to_num(noise.error, nan=np.inf)
+        self.size, self.matters = np.nan_to_num(noise.error, nan=np.inf), noise.matters
         self.link = np.where(flow.back != NONE, flow.back, flow.twin).tolist()
+        self.begun: set[int] = set()  # calls with another parameter or argument, and those around
         self.start, self.twin, self.parent = flow.start.tolist(), flow.twin.tolist(), flow.parent.tolist()
         # The call around, and what is around that where only one run makes it: its own values show nothing.
         self.around = [[outer] for outer in self.parent]
@@ -469,6 +483,8 @@ class _Chains:
         reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
         inside: set[int] = {outer for call in reached for outer in self.around[call]}
         begun = min(self.start[call] for call in reached)
+        others = self.begun and self.begun - {beginning.call, *flow.parents_of(beginning.call)}
+        shows = set(inside)  # of the same those that hold a value that matters
         carried: set[int] = set()  # equal values may be made twice: computed here, and received from another rank
         for call, values in self.differing.items():
             if (self.start[call] < begun and call < beginning.call) or (call in self.settled and call not in reached):
@@ -487,21 +503,36 @@ class _Chains:
                     if maker != NONE:
                         touched = maker in reached or mark in carried
                     elif takes and self.turn[beginning.call] in (NONE, self.turn[call]):
-                        touched = not inside.isdisjoint(self._came_through(row, call))
+                        # Where another parameter differs, too, what matters was not made of what does not.
+                        by_other = bool(others) and bool(self.matters[row])
+                        touched = not (shows if by_other else inside).isdisjoint(self._came_through(row, call))
                         if not touched and self.parent[call] != NONE:  # made of an input of the call around: cast, say
                             outer = self.rows_of(self.parent[call])
-                            came = flow.source[outer[self.abnormal[outer] & (flow.role[outer] == INPUT)]]
+                            seen = self.matters if by_other else self.abnormal
+                            came = flow.source[outer[seen[outer] & (flow.role[outer] == INPUT)]]
                             touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
-                if not touched:
+                if not touched or (call in others and self._parts_by_itself(call)):
                     continue
             if call in self.ending:
                 return True
             reached.add(call)
             carried.update(mark for _, _, mark, _ in values)
-            inside.update(self.around[call])
-            if not flow.leaf[call]:
-                inside.add(call)
+            held = [*self.around[call], *([] if flow.leaf[call] else [call])]
+            inside.update(held)
+            if any(self.matters[row] for row, _, _, takes in values if not takes):
+                shows.update(held)
         return False
+
+    def _parts_by_itself(self, call: int) -> bool:
+        """Whether a call with a cause of its own gives what is far off, and nothing that reached it is: weights into
+        which a norm was folded heal in the next module, but for rounding, and explain no fault behind it."""
+        rows, flow = self.rows_of(call), self.flow
+        far = rows[self.matters[rows] & ~flow.parameter[rows]]
+        return (
+            flow.ops[call].direction == FORWARD
+            and bool((flow.role[far] == OUTPUT).any())
+            and not bool((flow.role[far] == INPUT).any())
+        )
 
     def _came_through(self, row: int, call: int) -> list[int]:
         """The calls whose own code may have made an input: the one around, and its own if the input is its as well."""
@@ -563,37 +594,3 @@ def _detached(flow: Flow, facts: Differences, other: Bools) -> int | None:
         if not around & passed:
             return int(row)
     return None
-
-
-def golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning) -> list[int]:
-    """What golden alone gives to the same call, or to a group that is compared as one: a bias, a dimension."""
-    import polars as pl
-
-    if flow is None or beginning.cause != OUTPUT_DIFFERS or pairs["g_op"][beginning.row] is None:
-        return []
-    group = pairs["group"][beginning.row] if "group" in pairs.columns else None
-    called = pl.col("g_op") == pairs["g_op"][beginning.row] if group is None else pl.col("group") == group
-    roles = [INPUT, PARAMETER] if group is None else [INPUT]
-    given = pairs.select(pl.arg_where(called & pl.col("g_role").is_in(roles) & pl.col("t_row").is_null())).to_series()
-    if group is None:
-        return given.to_list()
-    # A group hands values on inside; plain arguments belong to the way it computes.
-    made = pairs.select(pl.arg_where(called & (pl.col("g_role") == OUTPUT))).to_series().to_list()
-    inside = set(flow.marks[1][made].tolist())
-    return [row for row in given.to_list() if flow.elements[1][row] > 1 and int(flow.marks[1][row]) not in inside]
-
-
-def other_modules(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str, str] | None:
-    """Where one run calls another module of the same class, inside of the same module: both calls."""
-    if beginning.cause not in (EXTRA, MISSING) or beginning.call == NONE:
-        return None
-    around, found = target.parents.get(target.ops[beginning.call]), []
-    for run, side, other in ((target, "t", "g"), (golden, "g", "t")):
-        paired = set(pairs.filter(pairs[f"{other}_op"].is_not_null())[f"{side}_op"].drop_nulls().to_list())
-        alone = (op for at, op in enumerate(run.ops) if at not in paired and run.parents.get(op) == around)
-        calls = map(parse_op, alone)
-        found.append(next((op for op in calls if op.is_module and op.direction == FORWARD), None))
-    one, two = found
-    if one is None or two is None or one.cls != two.cls or one.body == two.body:
-        return None
-    return (one.text, two.text) if target.ops.index(one.text) <= beginning.call else None

@@ -158,6 +158,8 @@ class Evidence:
     isolated: Isolated | None = None
     other_layout: bool = False
     """Whether the runs are spread over their ranks in different ways."""
+    partly: Bools | None = None
+    """Rows that are judged by a part of their elements: tokens that a mask shows."""
 
 
 _COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
@@ -305,7 +307,7 @@ def _weigh(
     alone &= (flow.role == PARAMETER) | flow.spread(flow.takes_unpaired)
     epsilon = np.where(rows.tensor | alone, rows.epsilon(run), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
-    flow.unread = times_zero(flow, pairs)
+    flow.unread = times_zero(pairs)
     error[flow.unread] = 0.0
     shape = shapes_differ(pairs) & rows.tensor
     # A mask of booleans against one of numbers says nothing, nor does what only one layout gives all arguments.
@@ -331,7 +333,7 @@ def _weigh(
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     # TF32 cuts bits off: an error of one direction.
     coarsest = np.maximum(epsilon, run.settings.get(HIDDEN_PRECISION, 0.0))
-    one_way = aligned(pairs, error, coarsest) & ~estimated
+    one_way = aligned(pairs, error, coarsest) & ~estimated & (evidence.partly is None or ~evidence.partly)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
     replaced = smooth & flow.spread(~unequal[:-1]) & ~estimated

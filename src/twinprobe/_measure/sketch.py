@@ -402,6 +402,14 @@ class Estimate(NamedTuple):
     noisy: Floats
 
 
+def replaced(estimate: Estimate, rows: NDArray[np.int64], part: Estimate) -> Estimate:
+    """The same with another estimate for these pairs."""
+    columns: list[Any] = [column.copy() for column in estimate]
+    for column, new in zip(columns, part, strict=True):
+        column[rows] = new
+    return Estimate(*columns)
+
+
 def comparable(target: Rows, golden: Rows) -> NDArray[np.bool_]:
     """Whether two sketches are of tensors of the same size, kind and layout."""
     both = target["flags"] & golden["flags"] & PRESENT != 0

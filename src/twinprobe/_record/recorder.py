@@ -16,6 +16,7 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework
 from twinprobe._record.entries import Capturer, Entry, unrecorded
 from twinprobe._record.perturb import Perturbation
+from twinprobe._runs.names import QUANTIZED
 from twinprobe.errors import BadInput
 
 
@@ -335,7 +336,8 @@ def built_with(layer: Any) -> dict[str, Any]:
     found |= {"training": bool(training)} if averages else {}  # a dropout that is left on shows by itself
     if not training:
         found.pop("p", None)
-    return found
+    # Weights are packed there: no parameter shows what it computes in.
+    return found | ({QUANTIZED: True} if ".quantized." in type(layer).__module__ else {})
 
 
 def _for_own_axes(layer: Any, value: Sequence[Any]) -> Sequence[Any]:

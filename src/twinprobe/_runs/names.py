@@ -19,6 +19,7 @@ OPTIMIZER = "Optimizer."
 TOTAL_NORM = f"{OPTIMIZER}total_norm."
 LISTS = "_foreach_"  # functions of PyTorch that do to each element of lists what their namesakes do to a tensor
 LAYERS = "layers"  # among the settings of a dump: what its layers were built with
+QUANTIZED = "quantized"  # of these, and torch's functions for them: products of integers of 8 bits
 # The same grammar for columns of names, in the regular expressions of polars: what follows the name of a function or
 # class in a forward call; the name of the function or class in a row's; the module that a row's parameter belongs to.
 FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"

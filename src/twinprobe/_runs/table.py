@@ -227,6 +227,7 @@ INPUT, PARAMETER, OUTPUT, GRADIENT, POINT = range(5)
 ABSENT, FLOAT, INT, TEXT, BOOL = range(5)
 
 STATS = ("max", "min", "mean", "norm")
+ATTENTION_MASK = r"\.forward\.\d+\.(?:input|kwargs)\.(?:\w+_)?attention_mask$"  # the name of a row
 _FIELDS = ("Max", "Min", "Mean", "Norm")
 _CODES = {float: FLOAT, int: INT, str: TEXT, bool: BOOL, type(None): TEXT}
 _CHUNK = 8192

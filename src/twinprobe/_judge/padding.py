@@ -1,0 +1,202 @@
+"""Tokens that an attention mask hides: what is computed for them is read by nobody, and implementations disagree there.
+
+A token on the left of a padded sequence sees nothing. Softmax by hand makes a mean of all tokens of that, other kernels
+zeros or NaN. Where the mask was recorded and both runs were given the same one, such runs are judged once more by the
+tokens that it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import dims
+from twinprobe._judge.deviation import IDENTICAL, ROUNDING, Deviation, bools, turned
+from twinprobe._judge.flow import NONE
+from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
+from twinprobe._measure.sketch import Estimate, block_length, estimate, integer_weights, replaced
+from twinprobe._measure.statistics import SAME, StatDifference
+from twinprobe._runs.sketches import BLOCKS, SIGNS, Rows
+from twinprobe._runs.table import ATTENTION_MASK, GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._judge.verdicts import Evidence, Judged
+    from twinprobe._runs.run import Run
+
+Bools = NDArray[np.bool_]
+_AT_ONCE = 2  # sequences in a block of a mask's sketch: of more, too many masks would fit its sums by chance
+
+
+def hidden_tokens(
+    target: Run, pairs: pl.DataFrame, deviation: Deviation, load: Callable[[int], NDArray[np.generic]] | None
+) -> dict[tuple[int, ...], Bools]:
+    """The tokens [batch, length] that masks hide, by the mask's shape. ``load`` reads the tensor of a row, if any was
+    kept; else the mask is found from its sketch. Nothing where two masks of a shape differ: whose tokens are whose?"""
+    named = bools(
+        pairs["t_name"].str.contains(ATTENTION_MASK) & (pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null()
+    )
+    named &= deviation.state == IDENTICAL
+    found: dict[tuple[int, ...], dict[bytes, Bools]] = {}
+    for row in np.flatnonzero(named).tolist():
+        shape = dims(pairs["t_shape"][row])
+        if shape is None or len(shape) != 2 or (pairs["t_min"][row], pairs["t_max"][row]) != (0, 1):
+            continue
+        if load is not None:
+            hidden = load(row).reshape(shape) == 0
+        elif target.sketches is not None:
+            hidden = _from_sketch(target.sketches.of(np.array([pairs["t_row"][row]]))[0], shape)
+        else:
+            continue
+        found.setdefault(shape, {})[b"" if hidden is None else hidden.tobytes()] = hidden
+    masks = {shape: next(iter(ways.values())) for shape, ways in found.items() if len(ways) == 1}
+    return {shape: hidden for shape, hidden in masks.items() if hidden is not None and hidden.any()}
+
+
+def _from_sketch(row: Rows, shape: tuple[int, ...]) -> Bools | None:
+    """The mask of zeros and ones with this sketch, if each sequence is padded on one side, the same for all."""
+    batch, length = shape
+    size = batch * length
+    block = block_length(size)
+    if int(row["whole"]) != size or -(-block // length) + (block % length > 0) > _AT_ONCE:
+        return None
+    weights = [integer_weights(0, np.full(size, value, np.uint64)).T.astype(np.int64) for value in (0, 1)]
+    sums = row["sums"].reshape(BLOCKS, SIGNS)
+    for left in (True, False):
+        hidden = np.zeros(size, dtype=bool)
+        for number, start in enumerate(range(0, size, block)):
+            stop = min(start + block, size)
+            edges = [start, *range((start // length + 1) * length, stop, length), stop]
+            ways = [np.zeros((1, stop - start), dtype=bool)]
+            for begin, end in pairwise(edges):  # the part of one sequence: hidden up to, or from
+                places, cuts = np.arange(end - begin), np.arange(end - begin + 1)[:, None]
+                own = np.zeros((len(cuts), stop - start), dtype=bool)
+                own[:, begin - start : end - start] = places < cuts if left else places >= cuts
+                ways = [(ways[0][:, None] | own[None]).reshape(-1, stop - start)]
+            zeros, ones = (part[start:stop] for part in weights)
+            fits = np.flatnonzero((ones.sum(0) + ways[0] @ (zeros - ones) == sums[number]).all(1))
+            if len(fits) != 1:
+                break
+            hidden[start:stop] = ways[0][fits[0]]
+        else:
+            if int(hidden.sum()) == int(row["zeros"]):
+                return hidden.reshape(shape)
+    return None
+
+
+def _laid_out(shape: tuple[int, ...], masks: dict[tuple[int, ...], Bools]) -> tuple[Bools, int] | None:
+    """Which stretches of a tensor belong to hidden tokens, and how many elements each has: tokens come first, with or
+    without an axis for the batch, or behind the heads."""
+    for (batch, length), hidden in masks.items():
+        if shape[:2] == (batch, length):
+            return hidden.reshape(-1), prod(shape[2:])
+        if len(shape) > 1 and shape[0] == batch * length:
+            return hidden.reshape(-1), prod(shape[1:])
+        if len(shape) == 4 and (shape[0], shape[2]) == (batch, length):
+            return np.repeat(hidden[:, None], shape[1], axis=1).reshape(-1), shape[3]
+    return None
+
+
+def shown_tokens(
+    evidence: Evidence,
+    sketches: tuple[Rows, Rows] | None,
+    masks: dict[tuple[int, ...], Bools],
+    measure: Callable[[dict[int, tuple[Bools, int]]], pl.DataFrame] | None,
+) -> Evidence | None:
+    """The evidence without what belongs to hidden tokens; None where it does not tell these from others.
+
+    ``measure`` measures tensors without such stretches. Of sketches those blocks are left out that hold any; some
+    padded sequence must keep a block, or nothing would be known of how padding is treated.
+    """
+    pairs, deviation = evidence.pairs, evidence.deviation
+    tensors = bools((pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null())
+    tensors &= (deviation.state != IDENTICAL) & ~bools(pairs["t_role"].is_in([PARAMETER, GRADIENT]))
+    alike = bools(pairs["t_shape"] == pairs["g_shape"]) & ~turned(pairs)
+    found = {row: _laid_out(dims(pairs["t_shape"][row]) or (), masks) for row in np.flatnonzero(tensors).tolist()}
+    stretches = {row: laid for row, laid in found.items() if laid is not None and laid[1] and alike[row]}
+    if not stretches:
+        return None
+    rows = np.array(list(stretches))
+    partly = np.zeros(pairs.height, dtype=bool)
+    partly[[row for row, laid in found.items() if laid is not None]] = True
+    # Of transposed values the statistics alone are known, of all tokens; where a NaN is, only tensors tell.
+    error, nonfinite = np.where(partly, np.nan, deviation.error), deviation.nonfinite.copy()
+    seen, metrics = evidence.estimate, evidence.metrics
+    if measure is not None and metrics is not None:
+        again = measure(stretches)
+        metrics = metrics.with_columns(metrics[name].scatter(rows, again[name]) for name in metrics.columns)
+        left = np.where(again["identical"].to_numpy(), 0.0, again["relative_norm"].to_numpy())
+        nonfinite[rows] = again["nonfinite"].to_numpy()
+    else:
+        part = None if sketches is None else _shown_blocks(pairs, sketches, masks, stretches)
+        if part is None or seen is None:
+            return None
+        seen, left = replaced(seen, rows, part), part.relative
+    error[rows] = np.where(np.isnan(left), deviation.error[rows], left)
+    state = np.where(partly, np.where((error == 0) & ~nonfinite, IDENTICAL, ROUNDING), deviation.state).astype(np.uint8)
+    differences = evidence.differences
+    if differences is not None:
+        differences = {
+            stat: StatDifference(
+                np.where(partly, np.uint8(SAME), one.case), np.where(partly, 0.0, one.diff),
+                np.where(partly, 0.0, one.relative),
+            )
+            for stat, one in differences.items()
+        }  # fmt: skip
+    return replace(
+        evidence, deviation=Deviation(state, error, nonfinite), differences=differences, metrics=metrics, estimate=seen,
+        partly=partly,
+    )  # fmt: skip
+
+
+def _shown_blocks(
+    pairs: pl.DataFrame,
+    sketches: tuple[Rows, Rows],
+    masks: dict[tuple[int, ...], Bools],
+    stretches: dict[int, tuple[Bools, int]],
+) -> Estimate | None:
+    """How far these rows are apart in the blocks of their sketches that hold no hidden token."""
+    blank = np.zeros((len(stretches), BLOCKS), dtype=bool)
+    for at, (row, (hidden, size)) in enumerate(stretches.items()):
+        bounds = np.minimum(np.arange(BLOCKS + 1) * block_length(len(hidden) * size), len(hidden) * size)
+        first, last = bounds[:-1] // size, -(-bounds[1:] // size)
+        before = np.append(0, np.cumsum(hidden))
+        blank[at] = before[last] > before[np.minimum(first, last)]
+        shape = dims(pairs["t_shape"][row]) or ()
+        if shape[:2] in masks:
+            shown = first[~blank[at] & (bounds[1:] > bounds[:-1])] // shape[1]
+            if not masks[shape[:2]][shown].any():
+                return None
+    kept = [side[list(stretches)] for side in sketches]
+    for side in kept:
+        side["sums"][np.repeat(blank, SIGNS, axis=1)] = 0
+        for name in ("block_norm", "block_max"):
+            side[name][blank] = 0
+        side["norm"] = np.sqrt((side["block_norm"].astype(np.float64) ** 2).sum(axis=1))
+    return estimate(kept[0], kept[1])
+
+
+def reads_padding(before: Evidence, after: Evidence, judged: Judged) -> bool:
+    """Whether the first claim that is left takes hidden tokens in: what it gives has no tokens (a loss, a mean), and
+    what it is given differs at hidden ones, or is a slice of values that do, cut by code that nobody recorded."""
+    claim, flow = next((one for one in judged.beginnings if one.reaches), None), judged.flow
+    if claim is None or claim.cause in (PARAMETER_DIFFERS, ARGUMENT) or after.partly is None or flow is None:
+        return False
+    if after.partly[claim.row]:
+        return False
+    hidden = after.partly & (np.nan_to_num(before.deviation.error) > 0)
+    call = np.isin(flow.of_row, [claim.call, *({int(flow.twin[claim.call])} - {NONE})])
+    shapes = before.pairs["t_shape"]
+    width = (dims(shapes[claim.row]) or (0,))[-1:]
+    slices = hidden & (flow.role == OUTPUT) & (flow.elements[0] > flow.elements[0][claim.row])
+    sliced = flow.role[claim.row] == INPUT and any(
+        (dims(one) or ())[-1:] == width for one in set(shapes.filter(slices))
+    )
+    return sliced or bool((hidden & call & (flow.role == INPUT)).any())
