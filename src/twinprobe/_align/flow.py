@@ -441,8 +441,9 @@ class _OtherWays:
             # An activation in the place of another, with the same input, is a difference and not another way.
             if self._by_name and given is False and not parameters and op not in holders and self._agree_of(op, INPUT):
                 continue
-            another = given is False and (self._is_moved(outputs[0]) or self._agree(outputs[0], times=_ANOTHER) is False)
-            meets = another and not weights and self._meets_again(op)
+            meets = given is False and not weights
+            meets = meets and (self._is_moved(outputs[0]) or self._agree(outputs[0], times=_ANOTHER) is False)
+            meets = meets and self._meets_again(op)
             if not given and not meets:
                 continue
             returned, passed = self._fingerprints[0].rows(back, INPUT), self._fingerprints[0].rows(back, OUTPUT)

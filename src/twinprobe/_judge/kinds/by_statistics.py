@@ -372,12 +372,19 @@ def _input(suspect: Suspect) -> Kind | None:
     return None
 
 
+_FEWEST = 8  # elements: two tensors of so many floats are not equal by chance
+
+
 def _exchanged(suspect: Suspect, row: Row, target: Side) -> str | None:
     """Golden's value that goes in here: two were exchanged, or what should have been done with it was not."""
-    if target.sketch is None or math.prod(target.shape) < 16 or _constant(target) is not None:
+    if target.sketch is None or math.prod(target.shape) < _FEWEST or _constant(target) is not None:
         return None
-    same = [name for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape
-            and _distance(target.sketch, side.sketch) <= _tolerance(row)]  # fmt: skip
+    like = [(name, side) for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape]
+    same = [name for name, side in like if _distance(target.sketch, side.sketch) <= _tolerance(row)]
+    if not same and row.golden is not None and not _same_numbers(target, row.golden):
+        axes = ", with its axes in another order"
+        turned = [(name, side) for name, side in suspect.tensors if side.shape != target.shape and _is_float(side)]
+        same = [f"{name}{axes}" for name, side in turned if _same_numbers(target, side)]
     return next((name for name in same if ".output." in name), next(iter(same), None))  # what made it says most
 
 
