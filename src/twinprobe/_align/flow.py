@@ -439,7 +439,7 @@ class _OtherWays:
             parameters = self._fingerprints[0].parameters(op)
             weights = any(self._agree(row, in_order=False) is False for row in parameters)
             # An activation in the place of another, with the same input, is a difference and not another way.
-            if self._by_name and given is False and not parameters and op not in holders and self._agree_of(op, INPUT):
+            if self._by_name and given is False and not parameters and op not in holders and self._same_of(op, INPUT):
                 continue
             meets = given is False and not weights
             meets = meets and (self._is_moved(outputs[0]) or self._agree(outputs[0], times=_ANOTHER) is False)
@@ -522,24 +522,28 @@ class _OtherWays:
             call = todo.pop()
             taken = self._takers_of(call)
             after = [taker for taker, _ in taken]
-            agree = [self._agree(row) or self._agree_of(taker, OUTPUT) for taker, row in taken]
+            agree = [self._same(row) or self._same_of(taker, OUTPUT) for taker, row in taken]
             if not after:
                 after = self._next(call, read)
                 is_parent = after == [self._side.parents[call]]
-                agree = [self._agree_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
+                agree = [self._same_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
             if not after or len(seen) > _MOST_STEPS:
                 return False
             for taker, same in zip(after, agree, strict=True):
-                met |= bool(same)
+                met |= same
                 if not same and taker not in seen:
                     seen.add(taker)
                     todo.append(taker)
                     read.update(self._value(row) for row in self._fingerprints[0].rows(taker, INPUT))
         return met
 
-    def _agree_of(self, op: int, role: int) -> bool | None:
+    def _same(self, row: int) -> bool:
+        """Of what a norm gives, mean and norm say nothing, and the extremes may be those of other channels."""
+        return bool(self._agree(row)) and not self._is_moved(row)
+
+    def _same_of(self, op: int, role: int) -> bool:
         rows = self._fingerprints[0].rows(op, role)
-        return self._agree(rows[0]) if rows else None
+        return bool(rows) and self._same(rows[0])
 
     def _takers_of(self, op: int) -> list[tuple[int, int]]:
         # What agrees is not what goes on: a mask or a bias that is handed through.

@@ -238,7 +238,7 @@ _SWAPPED: Axes = (0, 2, 1, 3)
 
 
 def _heads_first(frame: pl.DataFrame) -> dict[int, list[Axes]]:
-    """What the attention of Paddle takes and gives, [batch, words, heads, size], against PyTorch's [batch, heads, words,
+    """What the attention of Paddle takes and gives, [batch, words, heads, size], against [batch, heads, words,
     size]. Where there are as many heads as words, no shape shows it."""
     chosen = frame["t_dtype"].str.starts_with("paddle.") != frame["g_dtype"].str.starts_with("paddle.")
     for side in "tg":
