@@ -227,7 +227,13 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
     known = [file.is_file() for file in files]
     if not any(known):
         return summary
-    from twinprobe._compare.updates import add_little, join_updates, parameter_matcher, settings_without_effect
+    from twinprobe._compare.updates import (
+        add_little,
+        by_framework,
+        join_updates,
+        parameter_matcher,
+        settings_without_effect,
+    )
 
     if not all(known):
         ranks = bool(target.arrangement or golden.arrangement)  # then updates are compared on their own
@@ -247,6 +253,7 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     joined = join_updates(summary, compared.summary, (target, golden), updates)
+    joined = replace(joined, first=by_framework(joined.first, target, golden))
     note = settings_without_effect(updates) if joined.first is None else ""
     return replace(joined, notes=[*joined.notes, note]) if note else joined
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinprobe._align.calls import bare_path, epsilon
+from twinprobe._align.calls import MINDSPORE, bare_path, epsilon
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
@@ -307,6 +307,26 @@ def _factor(update: Divergence) -> float | None:
 def unsized(divergence: Divergence) -> str:
     """What is said of a divergence, without how large it is."""
     return divergence.sentence.replace(size_words(divergence), "")
+
+
+_UNDECAYED = r"\.(gamma|beta)\."
+_NO_DECAY = "MindSpore's optimizers leave out what is called gamma or beta, unless groups of parameters say otherwise"
+
+
+def by_framework(first: Divergence | None, target: Run, golden: Run) -> Divergence | None:
+    """The divergence, with the reason where a framework's own way of doing things is behind a setting that differs."""
+    if first is None or first.module != IN_OPTIMIZER:
+        return first
+    sides = (
+        (target.framework, first.row, "weight_decay: 0 against "),
+        (golden.framework, first.golden_row, " against 0"),
+    )
+    for framework, row, words in sides:
+        at = first.sentence.find("weight_decay: ")
+        if framework == MINDSPORE and at >= 0 and re.search(_UNDECAYED, row) and words in first.sentence[at:]:
+            size = size_words(first)
+            return replace(first, sentence=f"{unsized(first)}: {_NO_DECAY}{size}")
+    return first
 
 
 def _by_setting(summary: Summary, first: Divergence, setting: Divergence | None) -> Summary:

@@ -46,8 +46,8 @@ def with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.Da
             how = "are set to" if words[0].startswith("training:") else "were built with"
             sentence = f"{first.argument}: the layers {how} {'; '.join(words)}; {said}"
             return replace(summary, first=replace(first, sentence=sentence, kinds=[kind, *first.kinds]))
-    if first is None and found:
-        return _without_effect(summary, found, pairs)
+    if first is None or first.module == IN_OPTIMIZER:  # statistics are kept in the pass, before an optimizer's step
+        summary = _without_effect(summary, found, pairs) if found else summary
     return summary
 
 
@@ -100,4 +100,5 @@ def _without_effect(summary: Summary, found: _Found, pairs: pl.DataFrame) -> Sum
         begins=ARGUMENT,
         kinds=[{"name": ARGUMENT, "sentence": text, "confidence": 0.9}],
     )  # fmt: skip
-    return replace(summary, first=divergence, notes=notes)
+    later = [] if summary.first is None else [summary.first]
+    return replace(summary, first=divergence, others=[*later, *summary.others], notes=notes)
