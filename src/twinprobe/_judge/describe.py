@@ -23,6 +23,7 @@ from twinprobe._judge.deviation import (
     sketches_of,
 )
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
+from twinprobe._judge.kinds.by_attention import attention_words
 from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, Divergence, begins_backward, clipping, result_rows
@@ -176,6 +177,11 @@ def _replaced(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginnin
         for side, own, others in zip(calls, names, reversed(names), strict=True)
     ]
     return only if max(map(len, only)) <= _MOST_REPLACED else [[], []]
+
+
+def _of_attention(pairs: pl.DataFrame, beginning: Beginning) -> str:
+    words = attention_words(pairs, pairs["group"][beginning.row])
+    return f"; {words}" if words else ""
 
 
 def _number(value: float) -> float | None:
@@ -393,7 +399,7 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
         calls = [", ".join(dict.fromkeys(map(api_name, side))) for side in only]
         kind, words = ("extra", "only the target run calls") if only[0] else ("missing", "only the golden run calls")
         if all(only) or max(map(len, only)) > 1:
-            both = Kind("function", f"{calls[0]} against {calls[1]}", 0.95)
+            both = Kind("function", f"{calls[0]} against {calls[1]}{_of_attention(evidence.pairs, beginning)}", 0.95)
             return both if all(only) else Kind(kind, f"{words} {calls[0] or calls[1]}", 0.95)
         cause = EXTRA if only[0] else MISSING
     row = evidence.pairs.row(beginning.row, named=True)
