@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _BUILT_IN = re.compile(r"(?i)(scaled_dot_product|flash)_attention")
+_ARGUMENT = re.compile(r"\.(?:input|kwargs)\.(\w+)$")
 _PRODUCTS = frozenset({"matmul", "bmm", "einsum", "batchmatmul", "batch_matmul"})
 _TIMES, _DIVIDED = frozenset({"mul", "rmul", "multiply", "imul"}), frozenset({"truediv", "div", "divide", "itruediv"})
 _MASKING = frozenset({"add", "radd", "iadd", "masked_fill", "masked_fill_", "where", "baddbmm"})
@@ -64,11 +65,11 @@ def _calls(members: pl.DataFrame, side: str) -> list[_Call]:
     calls: dict[int, _Call] = {}
     names = (f"{side}_{name}" for name in ("op", "name", "role", "kind", "shape", "max"))
     for op, name, role, kind, shape, number in members.select(*names).drop_nulls(f"{side}_op").iter_rows():
-        whole, _, argument = (name or "").partition(".input.")
-        parsed = parse_op(whole)
-        if role == INPUT and argument and parsed.direction == FORWARD and not parsed.is_module:
+        argument = _ARGUMENT.search(name or "")
+        parsed = parse_op(name[: argument.start()]) if argument else None
+        if parsed is not None and role == INPUT and parsed.direction == FORWARD and not parsed.is_module:
             row = {"kind": kind, "shape": shape, "number": number, "name": name}
-            calls.setdefault(op, (parsed.body.rpartition(".")[2], {}))[1][argument] = row
+            calls.setdefault(op, (parsed.body.rpartition(".")[2], {}))[1][argument.group(1)] = row
     return [calls[op] for op in sorted(calls)]
 
 
