@@ -45,9 +45,9 @@ def attention_words(pairs: pl.DataFrame, group: int) -> str:
     if words := _exchanged(members, "tg"[own], given, written):
         return words
     query = next((dims(row["shape"]) for name, row in given.items() if name in ("0", "query")), None)
-    scales = _number(given, "scale", "6") or (query[-1] ** -0.5 if query else None), _scale_of(written)
-    if None not in scales and abs(scales[0] / scales[1] - 1) > 1e-3:
-        return told("scale", *map(shown, scales))
+    scale, other = _number(given, "scale", "6") or (query[-1] ** -0.5 if query else None), _scale_of(written)
+    if scale is not None and other is not None and abs(scale / other - 1) > 1e-3:
+        return told("scale", shown(scale), shown(other))
     axis = next((number for body, arguments in written if body == "softmax" and
                  (number := _number(arguments, "dim", "axis", "1")) is not None), None)  # fmt: skip
     if axis is not None and axis not in (-1, 3 if query is None else len(query) - 1):
@@ -66,8 +66,10 @@ def _calls(members: pl.DataFrame, side: str) -> list[_Call]:
     names = (f"{side}_{name}" for name in ("op", "name", "role", "kind", "shape", "max"))
     for op, name, role, kind, shape, number in members.select(*names).drop_nulls(f"{side}_op").iter_rows():
         argument = _ARGUMENT.search(name or "")
-        parsed = parse_op(name[: argument.start()]) if argument else None
-        if parsed is not None and role == INPUT and parsed.direction == FORWARD and not parsed.is_module:
+        if argument is None or role != INPUT:
+            continue
+        parsed = parse_op(name[: argument.start()])
+        if parsed.direction == FORWARD and not parsed.is_module:
             row = {"kind": kind, "shape": shape, "number": number, "name": name}
             calls.setdefault(op, (parsed.body.rpartition(".")[2], {}))[1][argument.group(1)] = row
     return [calls[op] for op in sorted(calls)]

@@ -380,8 +380,8 @@ def _exchanged(suspect: Suspect, row: Row, target: Side) -> str | None:
     """Golden's value that goes in here: two were exchanged, or what should have been done with it was not."""
     if target.sketch is None or math.prod(target.shape) < _FEWEST or _constant(target) is not None:
         return None
-    like = [(name, side) for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape]
-    same = [name for name, side in like if _distance(target.sketch, side.sketch) <= _tolerance(row)]
+    same = [name for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape
+            and _distance(target.sketch, side.sketch) <= _tolerance(row)]  # fmt: skip
     if not same and row.golden is not None and not _same_numbers(target, row.golden):
         axes = ", with its axes in another order"
         turned = [(name, side) for name, side in suspect.tensors if side.shape != target.shape and _is_float(side)]
