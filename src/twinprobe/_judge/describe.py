@@ -179,11 +179,6 @@ def _replaced(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginnin
     return only if max(map(len, only)) <= _MOST_REPLACED else [[], []]
 
 
-def _of_attention(pairs: pl.DataFrame, beginning: Beginning) -> str:
-    words = attention_words(pairs, pairs["group"][beginning.row])
-    return f"; {words}" if words else ""
-
-
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
@@ -394,12 +389,13 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
     if proven is not None:
         return proven
     cause = beginning.cause
+    how = f"; {words}" if (words := attention_words(evidence.pairs, beginning.row)) else ""
     only = _replaced(target, golden, evidence.pairs, beginning)
     if any(only):
         calls = [", ".join(dict.fromkeys(map(api_name, side))) for side in only]
         kind, words = ("extra", "only the target run calls") if only[0] else ("missing", "only the golden run calls")
         if all(only) or max(map(len, only)) > 1:
-            both = Kind("function", f"{calls[0]} against {calls[1]}{_of_attention(evidence.pairs, beginning)}", 0.95)
+            both = Kind("function", f"{calls[0]} against {calls[1]}{how}", 0.95)
             return both if all(only) else Kind(kind, f"{words} {calls[0] or calls[1]}", 0.95)
         cause = EXTRA if only[0] else MISSING
     row = evidence.pairs.row(beginning.row, named=True)
@@ -411,7 +407,7 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
             and not same_function(apis[0], apis[1])
             and beginning.cause in ("", ARGUMENT, OUTPUT_DIFFERS)
         ):
-            return Kind("function", f"{names[0]} against {names[1]}", 0.95)
+            return Kind("function", f"{names[0]} against {names[1]}{how}", 0.95)
     # What came in may be golden's value in a coarser type; a call that one run alone makes may stand for another.
     better = {OUTSIDE: ("dtype",), BETWEEN: ("dtype",), EXTRA: ("function", "order"), MISSING: ("function", "order"),
               RANDOM: ("function",)}  # fmt: skip
