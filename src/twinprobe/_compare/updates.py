@@ -23,9 +23,16 @@ from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import size_words
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
-from twinprobe._judge.operations import ADAPTIVE
+from twinprobe._judge.operations import ADAPTIVE, other_formula
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, UPDATED_PARAMETERS, Divergence, Summary, update_of_one_run
-from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.search import (
+    ARGUMENT,
+    BETWEEN,
+    EXTRA,
+    MISSING,
+    OUTSIDE,
+    PARAMETER_DIFFERS,
+)
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DIGESTS, DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
@@ -314,19 +321,18 @@ _NO_DECAY = "MindSpore's optimizers leave out what is called gamma or beta, unle
 
 
 def by_framework(first: Divergence | None, target: Run, golden: Run) -> Divergence | None:
-    """The divergence, with the reason where a framework's own way of doing things is behind a setting that differs."""
+    """The divergence, with the reason where a framework's own way of doing things is behind an update that differs."""
     if first is None or first.module != IN_OPTIMIZER:
         return first
-    sides = (
-        (target.framework, first.row, "weight_decay: 0 against "),
-        (golden.framework, first.golden_row, " against 0"),
-    )
-    for framework, row, words in sides:
-        at = first.sentence.find("weight_decay: ")
-        if framework == MINDSPORE and at >= 0 and re.search(_UNDECAYED, row) and words in first.sentence[at:]:
-            size = size_words(first)
-            return replace(first, sentence=f"{unsized(first)}: {_NO_DECAY}{size}")
-    return first
+    why = other_formula(*(row.partition(".forward.")[0].split(".")[-2:][0] for row in (first.row, first.golden_row)))
+    why = why if first.begins == OUTPUT_DIFFERS else ""
+    for framework, row, words in (
+        (target.framework, first.row, r"weight_decay: 0 against "),
+        (golden.framework, first.golden_row, r"weight_decay: \S+ against 0(?![.\d])"),
+    ):
+        if framework == MINDSPORE and re.search(_UNDECAYED, row) and re.search(words, first.sentence):
+            why = _NO_DECAY
+    return replace(first, sentence=f"{unsized(first)}: {why}{size_words(first)}") if why else first
 
 
 def _by_setting(summary: Summary, first: Divergence, setting: Divergence | None) -> Summary:
