@@ -30,6 +30,7 @@ from twinprobe._judge.search import (
     BETWEEN,
     EXTRA,
     MISSING,
+    OUTPUT_DIFFERS,
     OUTSIDE,
     PARAMETER_DIFFERS,
 )

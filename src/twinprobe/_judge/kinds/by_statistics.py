@@ -383,9 +383,8 @@ def _exchanged(suspect: Suspect, row: Row, target: Side) -> str | None:
     same = [name for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape
             and _distance(target.sketch, side.sketch) <= _tolerance(row)]  # fmt: skip
     if not same and row.golden is not None and not _same_numbers(target, row.golden):
-        axes = ", with its axes in another order"
-        turned = [(name, side) for name, side in suspect.tensors if side.shape != target.shape and _is_float(side)]
-        same = [f"{name}{axes}" for name, side in turned if _same_numbers(target, side)]
+        same = [f"{name}, with its axes in another order" for name, side in suspect.tensors
+                if side.shape != target.shape and _is_float(side) and _same_numbers(target, side)]  # fmt: skip
     return next((name for name in same if ".output." in name), next(iter(same), None))  # what made it says most
 
 

@@ -12,7 +12,7 @@ from twinprobe._align.calls import MINDSPORE, Callee, RunCalls, dims
 from twinprobe._align.flow import OTHER_WAY, Flow, other_ways
 from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, modules_meet, needs_help
 from twinprobe._align.place import link_places
-from twinprobe._align.rows import fit_shapes, pairs_of, part_rows
+from twinprobe._align.rows import fit_shapes, pairs_of
 from twinprobe._align.turns import REORDERED
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
@@ -74,11 +74,8 @@ def match_runs(
         _follow(call_links)
         matches.doubtful = links.doubtful if links is not None else set()
         pairs = fit_shapes(raw, base, pairs_of(call_links) if links is None else aligned_pairs(call_links, links))
-    if links is None or (links.by_place and not links.replaced):
-        if apart:
-            _mark_reordered(call_links, pairs, raw, base, apart)
-        if resized := _resized(call_links):  # padded before a convolution, or by it
-            pairs = part_rows(pairs, other_ways(_flows(call_links, raw, base), pairs, resized)[0], OTHER_WAY)
+    if apart and (links is None or (links.by_place and not links.replaced)):
+        _mark_reordered(call_links, pairs, raw, base, apart)
     matches.notes += [note for note in call_links.notes if not any(word in note for word in _DUMP_NOTES)]
     rows = list(zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True))
     matches.rows = [row for row in rows if NONE not in row[:2]]
@@ -94,32 +91,11 @@ def match_runs(
 
 def _mark_reordered(call_links: CallLinks, pairs: Pairs, raw: LiveRun, base: LiveRun, apart: set[int]) -> None:
     """Weights whose elements are in another order, where names have paired the layers and later results agree again."""
-    for place in other_ways(_flows(call_links, raw, base), pairs, sorted(apart))[1]:
-        pairs.rule[place] += REORDERED
-
-
-def _flows(call_links: CallLinks, raw: LiveRun, base: LiveRun) -> tuple[Flow, Flow]:
     raw.measure()
     base.measure()
-    return Flow(call_links.target, Fingerprints(call_links.target)), Flow(
-        call_links.golden, Fingerprints(call_links.golden)
-    )
-
-
-def _resized(call_links: CallLinks) -> list[int]:
-    """Forward calls, other than of the models themselves, whose results have another size than their partner's."""
-    target, golden = call_links.target, call_links.golden
-    found = set()
-    for op, other in enumerate(call_links.partner):
-        if other == NONE or target.direction[op] != FORWARD or target.parents[op] == NONE:
-            continue
-        sizes = [
-            [prod(dims(side.shapes[row]) or ()) for row in side.rows(at) if side.roles[row] == OUTPUT]
-            for side, at in ((target, op), (golden, other))
-        ]
-        if len(sizes[0]) == len(sizes[1]) and sizes[0] != sizes[1]:
-            found.add(op)
-    return sorted(found)
+    target, golden = (Flow(side, Fingerprints(side)) for side in (call_links.target, call_links.golden))
+    for place in other_ways((target, golden), pairs, sorted(apart))[1]:
+        pairs.rule[place] += REORDERED
 
 
 def _known_links(
