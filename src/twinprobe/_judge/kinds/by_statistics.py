@@ -373,12 +373,9 @@ def _input(suspect: Suspect) -> Kind | None:
     return None
 
 
-_FEWEST = 8  # elements: two tensors of so many floats are not equal by chance
-
-
 def _exchanged(suspect: Suspect, row: Row, target: Side) -> str | None:
     """Golden's value that goes in here: two were exchanged, or what should have been done with it was not."""
-    if target.sketch is None or math.prod(target.shape) < _FEWEST or _constant(target) is not None:
+    if target.sketch is None or math.prod(target.shape) < 8 or _constant(target) is not None:
         return None
     same = [name for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape
             and _distance(target.sketch, side.sketch) <= _tolerance(row)]  # fmt: skip
