@@ -389,13 +389,12 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
     if proven is not None:
         return proven
     cause = beginning.cause
-    how = f"; {words}" if (words := attention_words(evidence.pairs, beginning.row)) else ""
     only = _replaced(target, golden, evidence.pairs, beginning)
     if any(only):
         calls = [", ".join(dict.fromkeys(map(api_name, side))) for side in only]
         kind, words = ("extra", "only the target run calls") if only[0] else ("missing", "only the golden run calls")
         if all(only) or max(map(len, only)) > 1:
-            both = Kind("function", f"{calls[0]} against {calls[1]}{how}", 0.95)
+            both = Kind("function", _against(evidence.pairs, beginning, *calls), 0.95)
             return both if all(only) else Kind(kind, f"{words} {calls[0] or calls[1]}", 0.95)
         cause = EXTRA if only[0] else MISSING
     row = evidence.pairs.row(beginning.row, named=True)
@@ -407,7 +406,7 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
             and not same_function(apis[0], apis[1])
             and beginning.cause in ("", ARGUMENT, OUTPUT_DIFFERS)
         ):
-            return Kind("function", f"{names[0]} against {names[1]}{how}", 0.95)
+            return Kind("function", _against(evidence.pairs, beginning, *names), 0.95)
     # What came in may be golden's value in a coarser type; a call that one run alone makes may stand for another.
     better = {OUTSIDE: ("dtype",), BETWEEN: ("dtype",), EXTRA: ("function", "order"), MISSING: ("function", "order"),
               RANDOM: ("function",)}  # fmt: skip
@@ -418,6 +417,12 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
         return None
     known = next((kind for kind in found if kind.name == CAUSES[cause].kind), None)
     return known or Kind(CAUSES[cause].kind, CAUSES[cause].words, 0.9)
+
+
+def _against(pairs: pl.DataFrame, beginning: Beginning, target: str, golden: str) -> str:
+    """What stands in one run for what stands in the other, and how an attention that was written out differs."""
+    words = attention_words(pairs, beginning.row) if "attention" in f"{target} {golden}".lower() else ""
+    return f"{target} against {golden}{words and f'; {words}'}"
 
 
 def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) -> Kind | None:
