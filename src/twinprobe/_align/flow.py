@@ -410,8 +410,9 @@ class _OtherWays:
             self._apart = {row for row, is_apart in zip(self._partner, apart.tolist(), strict=True) if is_apart}
         elif all(type(run) is not Run and not run.arrangement for run in runs):
             self._in_memory = runs
-            # Asked only where weights are so stored.
-            weights = [row for row in self._partner if self._side.roles[row] == PARAMETER]
+            # Asked only where matrices are so stored.
+            shapes = ((row, self._side.shapes[row] or "") for row in self._partner)
+            weights = [row for row, shape in shapes if self._side.roles[row] == PARAMETER and "," in shape]
             if any(self._is_moved(row) for row in weights):
                 self._apart = {row for row in self._partner if self._is_moved(row)}
 
@@ -432,14 +433,14 @@ class _OtherWays:
             outputs = self._fingerprints[0].rows(op, OUTPUT)
             inputs = self._fingerprints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
-            if given and op not in holders and not self._side.callee_of[op].is_module:
-                given = not self._is_moved(outputs[0])  # also -x in place of x, where these look alike
+            if given and op not in holders and np.diff(abs(self._fingerprints[0].stats[outputs[0], :2])) == 0:
+                given = not self._is_moved(outputs[0])  # -x may have the extremes of x
             back = self._side.backward(op)
             # Weights that differ are a finding, even where a later norm hides what they do.
             parameters = self._fingerprints[0].parameters(op)
             weights = any(self._agree(row, in_order=False) is False for row in parameters)
             # An activation in the place of another, with the same input, is a difference and not another way.
-            if self._by_name and given is False and not parameters and op not in holders and self._same_of(op, INPUT):
+            if self._by_name and given is False and not parameters and op not in holders and self._same(inputs):
                 continue
             meets = given is False and not weights
             meets = meets and (self._is_moved(outputs[0]) or self._agree(outputs[0], times=_ANOTHER) is False)
@@ -522,11 +523,12 @@ class _OtherWays:
             call = todo.pop()
             taken = self._takers_of(call)
             after = [taker for taker, _ in taken]
-            agree = [self._same(row) or self._same_of(taker, OUTPUT) for taker, row in taken]
+            agree = [self._same([row]) or self._same(self._fingerprints[0].rows(taker, OUTPUT)) for taker, row in taken]
             if not after:
                 after = self._next(call, read)
                 is_parent = after == [self._side.parents[call]]
-                agree = [self._same_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
+                role = OUTPUT if is_parent else INPUT
+                agree = [self._same(self._fingerprints[0].rows(taker, role)) for taker in after]
             if not after or len(seen) > _MOST_STEPS:
                 return False
             for taker, same in zip(after, agree, strict=True):
@@ -537,13 +539,9 @@ class _OtherWays:
                     read.update(self._value(row) for row in self._fingerprints[0].rows(taker, INPUT))
         return met
 
-    def _same(self, row: int) -> bool:
+    def _same(self, rows: Sequence[int]) -> bool:
         """Of what a norm gives, mean and norm say nothing, and the extremes may be those of other channels."""
-        return bool(self._agree(row)) and not self._is_moved(row)
-
-    def _same_of(self, op: int, role: int) -> bool:
-        rows = self._fingerprints[0].rows(op, role)
-        return bool(rows) and self._same(rows[0])
+        return len(rows) > 0 and bool(self._agree(rows[0])) and not self._is_moved(rows[0])
 
     def _takers_of(self, op: int) -> list[tuple[int, int]]:
         # What agrees is not what goes on: a mask or a bias that is handed through.

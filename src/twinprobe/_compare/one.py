@@ -16,6 +16,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, product_types
+from twinprobe._judge.flow import IN_OPTIMIZER
 from twinprobe._judge.operations import HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.origin import PARAMETER_GRADIENTS, RunInfo, Summary
 from twinprobe._judge.search import PARAMETER_DIFFERS
@@ -253,7 +254,8 @@ def _with_updates(summary: Summary, target: Run, golden: Run, pairs: pl.DataFram
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     joined = join_updates(summary, compared.summary, (target, golden), updates)
-    joined = replace(joined, first=by_framework(joined.first, target, golden))
+    if joined.first is not None and joined.first.module == IN_OPTIMIZER:
+        joined = replace(joined, first=by_framework(joined.first, target, golden))
     note = settings_without_effect(updates) if joined.first is None else ""
     return replace(joined, notes=[*joined.notes, note]) if note else joined
 

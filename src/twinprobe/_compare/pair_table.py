@@ -188,7 +188,10 @@ def with_turns(frame: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
     turns = find_turns(_candidates(frame))
-    turns |= _hidden(frame, turns) | _heads_first(frame)
+    turns |= _hidden(frame, turns)
+    ours = (frame[f"{side}_dtype"].str.starts_with("paddle.").any() for side in "tg")
+    if len({*ours}) > 1:
+        turns |= _heads_first(frame)
     texts: list[str | None] = [None] * frame.height
     rules = frame["rule"].to_list() if turns else []
     for place, ways in turns.items():
@@ -240,9 +243,9 @@ _SWAPPED: Axes = (0, 2, 1, 3)
 def _heads_first(frame: pl.DataFrame) -> dict[int, list[Axes]]:
     """What the attention of Paddle takes and gives, [batch, words, heads, size], against [batch, heads, words,
     size]. Where there are as many heads as words, no shape shows it."""
-    chosen = frame["t_dtype"].str.starts_with("paddle.") != frame["g_dtype"].str.starts_with("paddle.")
+    chosen = (frame["t_kind"] == TENSOR) & (frame["g_kind"] == TENSOR)
     for side in "tg":
-        chosen &= (frame[f"{side}_kind"] == TENSOR) & frame[f"{side}_name"].str.contains(_ATTENTION)
+        chosen &= frame[f"{side}_name"].str.contains(_ATTENTION)
     found: dict[int, list[Axes]] = {}
     for place in chosen.fill_null(value=False).arg_true().to_list():
         target, golden = dims(frame["t_shape"][place]) or (), dims(frame["g_shape"][place]) or ()

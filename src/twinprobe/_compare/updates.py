@@ -321,10 +321,8 @@ _UNDECAYED = r"\.(gamma|beta)\."
 _NO_DECAY = "MindSpore's optimizers leave out what is called gamma or beta, unless groups of parameters say otherwise"
 
 
-def by_framework(first: Divergence | None, target: Run, golden: Run) -> Divergence | None:
+def by_framework(first: Divergence, target: Run, golden: Run) -> Divergence:
     """The divergence, with the reason where a framework's own way of doing things is behind an update that differs."""
-    if first is None or first.module != IN_OPTIMIZER:
-        return first
     why = other_formula(*(row.partition(".forward.")[0].split(".")[-2:][0] for row in (first.row, first.golden_row)))
     why = why if first.begins == OUTPUT_DIFFERS else ""
     for framework, row, words in (

@@ -328,8 +328,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
     pairs, noise = evidence.pairs, judged.noise
     own = np.flatnonzero(judged.calls.of_row == beginning.call)
     shown = sorted({*own.tolist(), *golden_inputs(pairs, judged.flow, beginning), beginning.row, *beginning.arguments})
-    # Golden's value of elsewhere may have come in.
-    taken = beginning.cause in (OUTSIDE, BETWEEN) and evidence.mode == TENSORS
+    taken = beginning.cause == OUTSIDE and evidence.mode == TENSORS  # golden's value of elsewhere may have come in
     sketches = [sketches_of(run, pairs, side, shown, kept=taken) for run, side in ((target, "t"), (golden, "g"))]
     rows, alone = [], False
     for number, at in enumerate(shown):

@@ -523,16 +523,17 @@ def nearby_of(run: Run, row: dict[str, Any], *, kept: bool) -> list[tuple[str, S
         return []
     first = max(0, at - _NEARBY)
     table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)
-    shape = dims(row["g_shape"]) or ()
+    known = all_dims([row["g_shape"], *table["shape"].unique().to_list()])
     # The axes of what one run turns before it reads it are in another order.
-    turned = [text for text in table["shape"].unique().to_list() if sorted(dims(text) or ()) == sorted(shape)]
+    sizes = sorted(known[row["g_shape"]] or ())
+    turned = [text for text, shape in known.items() if sorted(shape or ()) == sizes]
     table = table.filter((table["kind"] == TENSOR) & table["shape"].is_in(turned) & (table["at"] != at))
     table = table.sort((table["at"].cast(pl.Int64) - at).abs(), maintain_order=True)
     rows = table["at"].to_numpy().astype(np.int64)
     sketches = _of_tensors(run, rows.tolist()) if run.sketches is None else run.sketches.of(rows)
     columns = table.select("name", "dtype", "shape", *STATS).iter_rows()
     return [
-        (name, Side(str(dtype or ""), dims(text) or (), **dict(zip(STATS, stats, strict=True)), sketch=own["sums"]))
+        (name, Side(str(dtype or ""), known[text] or (), **dict(zip(STATS, stats, strict=True)), sketch=own["sums"]))
         for (name, dtype, text, *stats), own in zip(columns, sketches, strict=True)
         if own["flags"]
     ]
