@@ -399,28 +399,31 @@ class _OtherWays:
         self._backward = [op for op, direction in enumerate(self._side.direction) if direction == BACKWARD]
         self._among = list(self._number) if among is None else [op for op in among if op in self._number]
         self._by_name = among is not None
+        # A call that takes nothing else takes no part in what unrecorded code makes of a value: it is another branch.
+        self._made = {self._value(row) for op in self._number for row in flows[0].fingerprints.rows(op, OUTPUT)}
         runs = flows[0].side.run, flows[1].side.run
         self._apart: set[int] = set()
+        self._in_memory: tuple[Any, ...] = ()
         if None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner:
             others = [other for other, _ in self._partner.values()]
             apart = reordered(self._fingerprints[0], list(self._partner), self._fingerprints[1], others)
             self._apart = {row for row, is_apart in zip(self._partner, apart.tolist(), strict=True) if is_apart}
         elif all(type(run) is not Run and not run.arrangement for run in runs):
-            self._apart = self._by_tensors(*runs)
+            self._in_memory = runs
+            # Asked only where matrices are so stored.
+            shapes = ((row, self._side.shapes[row] or "") for row in self._partner)
+            weights = [row for row, shape in shapes if self._side.roles[row] == PARAMETER and "," in shape]
+            if any(self._is_moved(row) for row in weights):
+                self._apart = {row for row in self._partner if self._is_moved(row)}
 
-    def _by_tensors(self, target: Any, golden: Any) -> set[int]:
-        """The same for two runs in memory, which have their tensors at hand; asked only where weights are so stored."""
-
-        def is_apart(row: int) -> bool:
-            one, other = target.tensor(row), golden.tensor(self._partner[row][0])
-            if one is None or other is None or one.shape != other.shape:
-                return False
-            return (measure_pair(one, other).relative_norm or 0.0) > APART
-
-        weights = [row for row in self._partner if self._side.roles[row] == PARAMETER]
-        if not any(self._agree(row, in_order=False) and is_apart(row) for row in weights):
-            return set()
-        return {row for row in self._partner if self._agree(row, in_order=False) and is_apart(row)}
+    def _is_moved(self, row: int) -> bool:
+        """Whether a row holds its partner's values in another order: two runs in memory have their tensors at hand."""
+        if row in self._apart or not self._in_memory or not self._agree(row, in_order=False):
+            return row in self._apart
+        one, other = self._in_memory[0].tensor(row), self._in_memory[1].tensor(self._partner[row][0])
+        if one is None or other is None or one.shape != other.shape:
+            return False
+        return (measure_pair(one, other).relative_norm or 0.0) > APART
 
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
@@ -430,15 +433,18 @@ class _OtherWays:
             outputs = self._fingerprints[0].rows(op, OUTPUT)
             inputs = self._fingerprints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
+            if given and op not in holders and np.diff(abs(self._fingerprints[0].stats[outputs[0], :2])) == 0:
+                given = not self._is_moved(outputs[0])  # -x may have the extremes of x
             back = self._side.backward(op)
             # Weights that differ are a finding, even where a later norm hides what they do.
             parameters = self._fingerprints[0].parameters(op)
             weights = any(self._agree(row, in_order=False) is False for row in parameters)
             # An activation in the place of another, with the same input, is a difference and not another way.
-            if self._by_name and given is False and not parameters and op not in holders and self._agree_of(op, INPUT):
+            if self._by_name and given is False and not parameters and op not in holders and self._same(inputs):
                 continue
-            another = given is False and (outputs[0] in self._apart or self._agree(outputs[0], times=_ANOTHER) is False)
-            meets = another and not weights and self._meets_again(op)
+            meets = given is False and not weights
+            meets = meets and (self._is_moved(outputs[0]) or self._agree(outputs[0], times=_ANOTHER) is False)
+            meets = meets and self._meets_again(op)
             if not given and not meets:
                 continue
             returned, passed = self._fingerprints[0].rows(back, INPUT), self._fingerprints[0].rows(back, OUTPUT)
@@ -448,6 +454,8 @@ class _OtherWays:
             if meets:
                 found |= self._taken(row for row in (*outputs, *returned) if row not in reordered)
             unlike = [row for row in inputs if self._agree(row, in_order=False, times=_CLEARLY) is False]
+            if meets:  # i - j in place of j - i: its extremes and its norm are the same
+                unlike += [row for row in inputs if self._is_moved(row)]
             if unlike:
                 found |= self._taken([*unlike, *passed])
             elif given:  # one added to the weights of a norm, say
@@ -508,30 +516,32 @@ class _OtherWays:
 
     def _meets_again(self, op: int) -> bool:
         """Whether everything that goes on from a call leads to a call whose values agree."""
-        read = {self._flow.value(row) for row in self._fingerprints[0].rows(op, INPUT)}
+        given = (op, *self._side.around(op))
+        read = {self._value(row) for call in given for row in self._fingerprints[0].rows(call, INPUT)}
         todo, seen, met = [op], {op}, False
         while todo:
             call = todo.pop()
             taken = self._takers_of(call)
             after = [taker for taker, _ in taken]
-            agree = [self._agree(row) or self._agree_of(taker, OUTPUT) for taker, row in taken]
+            agree = [self._same([row]) or self._same(self._fingerprints[0].rows(taker, OUTPUT)) for taker, row in taken]
             if not after:
                 after = self._next(call, read)
                 is_parent = after == [self._side.parents[call]]
-                agree = [self._agree_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
+                role = OUTPUT if is_parent else INPUT
+                agree = [self._same(self._fingerprints[0].rows(taker, role)) for taker in after]
             if not after or len(seen) > _MOST_STEPS:
                 return False
             for taker, same in zip(after, agree, strict=True):
-                met |= bool(same)
+                met |= same
                 if not same and taker not in seen:
                     seen.add(taker)
                     todo.append(taker)
-                    read.update(self._flow.value(row) for row in self._fingerprints[0].rows(taker, INPUT))
+                    read.update(self._value(row) for row in self._fingerprints[0].rows(taker, INPUT))
         return met
 
-    def _agree_of(self, op: int, role: int) -> bool | None:
-        rows = self._fingerprints[0].rows(op, role)
-        return self._agree(rows[0]) if rows else None
+    def _same(self, rows: Sequence[int]) -> bool:
+        """Of what a norm gives, mean and norm say nothing, and the extremes may be those of other channels."""
+        return len(rows) > 0 and bool(self._agree(rows[0])) and not self._is_moved(rows[0])
 
     def _takers_of(self, op: int) -> list[tuple[int, int]]:
         # What agrees is not what goes on: a mask or a bias that is handed through.
@@ -555,8 +565,8 @@ class _OtherWays:
         for sibling in self._inside[parent][self._number[op] + 1 :]:
             if sibling > until:
                 break
-            values = {self._flow.value(row) for row in self._fingerprints[0].rows(sibling, INPUT)}
-            if not values <= read:
+            values = {self._value(row) for row in self._fingerprints[0].rows(sibling, INPUT)}
+            if not values <= read | self._made:
                 return [sibling]
         return [parent] if parent != NONE else []
 

@@ -62,10 +62,13 @@ def link_places(call_links: CallLinks, *, grouped: bool = True) -> RowLinks | No
     links = RowLinks(by_place=True)
     if grouped:
         callees = call_links.target.callee_of, call_links.golden.callee_of
+        # A port may multiply before a product what the other run multiplies after it.
+        ported = call_links.target.run.framework != call_links.golden.run.framework
         links.replaced = [
             op for op, other in enumerate(call_links.partner)
-            if other != NONE and call_links.target.direction[op] == FORWARD and callees[0][op].is_module
-            and callees[0][op].name.rpartition(".")[2] != callees[1][other].name.rpartition(".")[2]
+            if other != NONE and call_links.target.direction[op] == FORWARD
+            and (ported if not callees[0][op].is_module
+                 else callees[0][op].name.rpartition(".")[2] != callees[1][other].name.rpartition(".")[2])
         ]  # fmt: skip
         flows = walk.flows()
         for group in walk.groups(flows):

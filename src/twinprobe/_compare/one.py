@@ -17,6 +17,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, ROUNDING, Deviation, product_types
+from twinprobe._judge.flow import IN_OPTIMIZER
 from twinprobe._judge.operations import EIGHT_BITS, HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.results import PARAMETER_GRADIENTS
 from twinprobe._judge.rules import Thresholds
@@ -210,19 +211,29 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     elif padded:
         summary = replace(summary, notes=[*summary.notes, *padded])
     summary = _with_updates(summary, target, golden, evidence.pairs, judged, options)
-    if summary.first is None and LAYERS in target.settings and LAYERS in golden.settings:
-        from twinprobe._judge.kinds.by_settings import settings_without_output
-
-        divergence, note = settings_without_output(target, golden, evidence.pairs)
-        summary = replace(summary, first=divergence, notes=[*summary.notes, *filter(None, [note])])
+    first = summary.first
+    if (first is None or first.module == IN_OPTIMIZER) and LAYERS in target.settings and LAYERS in golden.settings:
+        summary = _with_layer_settings(summary, target, golden, evidence.pairs)
     return Comparison(target, golden, evidence, judged, summary)
+
+
+def _with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame) -> Summary:
+    """Add the layers that were built otherwise, where no call of the pass shows it. Running statistics come before an
+    optimizer's step."""
+    from twinprobe._judge.kinds.by_settings import settings_without_output
+
+    divergence, note = settings_without_output(target, golden, pairs)
+    if divergence is not None:
+        others = summary.others if summary.first is None else [summary.first, *summary.others]
+        summary = replace(summary, first=divergence, others=others)
+    return replace(summary, notes=[*summary.notes, note]) if note else summary
 
 
 def _without_padding(
     target: Run, golden: Run, evidence: Evidence, judged: Judged, options: Options
 ) -> tuple[Evidence, Judged, list[str]]:
     """Where the runs part, judge them again by the tokens that their attention masks show, and say what came of it."""
-    from twinprobe._judge.padding import hidden_tokens, reads_padding, shown_tokens
+    from twinprobe._judge.kinds.by_padding import hidden_tokens, reads_padding, shown_tokens
     from twinprobe._judge.verdicts import judge
 
     tensors = evidence.metrics is not None
@@ -323,7 +334,13 @@ def _with_updates(
     known = [file.is_file() for file in files]
     if not any(known):
         return summary
-    from twinprobe._compare.updates import add_little, join_updates, parameter_matcher, settings_without_effect
+    from twinprobe._compare.updates import (
+        add_little,
+        by_framework,
+        join_updates,
+        parameter_matcher,
+        settings_without_effect,
+    )
 
     if not all(known):
         ranks = bool(target.arrangement or golden.arrangement)  # then updates are compared on their own
@@ -346,6 +363,8 @@ def _with_updates(
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     joined = join_updates(summary, compared.summary, (target, golden), updates)
+    if joined.first is not None and joined.first.module == IN_OPTIMIZER:
+        joined = replace(joined, first=by_framework(joined.first, target, golden))
     note = settings_without_effect(updates) if joined.first is None else ""
     return replace(joined, notes=[*joined.notes, note]) if note else joined
 

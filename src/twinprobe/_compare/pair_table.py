@@ -187,6 +187,9 @@ def with_turns(frame: pl.DataFrame) -> pl.DataFrame:
 
     turns = find_turns(_candidates(frame))
     turns |= _hidden(frame, turns)
+    ours = (frame[f"{side}_dtype"].str.starts_with("paddle.").any() for side in "tg")
+    if len({*ours}) > 1:
+        turns |= _heads_first(frame)
     texts: list[str | None] = [None] * frame.height
     rules = frame["rule"].to_list() if turns else []
     for place, ways in turns.items():
@@ -228,6 +231,24 @@ def _candidates(frame: pl.DataFrame) -> list[Candidate]:
         names = _plain(frame["t_name"][place]), _plain(frame["g_name"][place])
         sort = names if is_weight else len(target)
         found.append(Candidate(place, target, golden, is_weight, bool(marked[place]), sort))
+    return found
+
+
+_ATTENTION = r"\.(scaled_dot_product_attention|flash_attention)\.\d+\.(forward|backward)\.(in|out)put\.\w+$"
+_SWAPPED: Axes = (0, 2, 1, 3)
+
+
+def _heads_first(frame: pl.DataFrame) -> dict[int, list[Axes]]:
+    """What the attention of Paddle takes and gives, [batch, words, heads, size], against [batch, heads, words,
+    size]. Where there are as many heads as words, no shape shows it."""
+    chosen = (frame["t_kind"] == TENSOR) & (frame["g_kind"] == TENSOR)
+    for side in "tg":
+        chosen &= frame[f"{side}_name"].str.contains(_ATTENTION)
+    found: dict[int, list[Axes]] = {}
+    for place in chosen.fill_null(value=False).arg_true().to_list():
+        target, golden = dims(frame["t_shape"][place]) or (), dims(frame["g_shape"][place]) or ()
+        if len(target) == len(golden) == len(_SWAPPED) and tuple(target[axis] for axis in _SWAPPED) == golden:
+            found[place] = [_SWAPPED]
     return found
 
 

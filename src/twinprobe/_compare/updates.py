@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinprobe._align.calls import bare_path, epsilon
+from twinprobe._align.calls import MINDSPORE, bare_path, epsilon
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import said_of, size_words, unsized
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE
+from twinprobe._judge.operations import other_formula
 from twinprobe._judge.results import PARAMETER_GRADIENTS, UPDATED_PARAMETERS
-from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTPUT_DIFFERS, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._judge.summary import Divergence, Summary
 from twinprobe._runs.names import (
     ADAPTIVE_LR,
@@ -309,6 +310,23 @@ def _factor(update: Divergence) -> float | None:
             ratios.append(float(update.target_values[name]) / float(update.golden_values[name]))
     alike = len(ratios) == 3 and np.allclose(ratios, ratios[-1], rtol=_SAME_MEAN, atol=0.0)
     return ratios[-1] if alike else None
+
+
+_UNDECAYED = r"\.(gamma|beta)\."
+_NO_DECAY = "MindSpore's optimizers leave out what is called gamma or beta, unless groups of parameters say otherwise"
+
+
+def by_framework(first: Divergence, target: Run, golden: Run) -> Divergence:
+    """The divergence, with the reason where a framework's own way of doing things is behind an update that differs."""
+    why = other_formula(*(row.partition(".forward.")[0].split(".")[-2:][0] for row in (first.row, first.golden_row)))
+    why = why if first.begins == OUTPUT_DIFFERS else ""
+    for framework, row, words in (
+        (target.framework, first.row, r"weight_decay: 0 against "),
+        (golden.framework, first.golden_row, r"weight_decay: \S+ against 0(?![.\d])"),
+    ):
+        if framework == MINDSPORE and re.search(_UNDECAYED, row) and re.search(words, first.sentence):
+            why = _NO_DECAY
+    return replace(first, sentence=f"{unsized(first)}: {why}{size_words(first)}") if why else first
 
 
 def _by_setting(summary: Summary, first: Divergence, setting: Divergence | None) -> Summary:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import ARGUMENT
 from twinprobe._judge.search import PARAMETER_DIFFERS as PARAMETER
 from twinprobe._judge.steps import StepsComparison, find_parting
+from twinprobe._judge.summary import Divergence
 from twinprobe._report.console import json_bytes, place_in_code
 from twinprobe._report.files import prepare_folder, replacing, result_stem, timestamp_now
 from twinprobe._report.overview import write_steps
@@ -35,9 +36,6 @@ from twinprobe._runs.names import OPTIMIZER
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, open_run, run_folders
 from twinprobe._runs.watch import watch_files
 from twinprobe.errors import BadInput, TwinProbeError
-
-if TYPE_CHECKING:
-    from twinprobe._judge.summary import Divergence
 
 WATCH, STEP, TENSORS, REPLAY, CONFIRM = "watch", "step", "tensors", "replay", "confirm"
 REPRODUCER = "reproducer"

@@ -23,11 +23,12 @@ from twinprobe._judge.deviation import (
     sketches_of,
 )
 from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
-from twinprobe._judge.kinds.by_settings import LATER, built_clause, clipping, settings_of_layer
-from twinprobe._judge.kinds.by_statistics import api_name, cosine, statistic_kinds
+from twinprobe._judge.kinds.by_calls import attention_words, other_modules
+from twinprobe._judge.kinds.by_settings import LATER, built_clause, clipping, kept_gradient, settings_of_layer
+from twinprobe._judge.kinds.by_statistics import api_name, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
 from twinprobe._judge.results import PARAMETER_GRADIENTS, begins_backward, result_rows
-from twinprobe._judge.rules import PASS, RULES
+from twinprobe._judge.rules import RULES
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -65,8 +66,6 @@ _FRAMEWORK_FILES = re.compile(
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
 _BEFORE = ".parameters.before"
 _MOST_NOTES = 3
-_PARALLEL = 0.99  # the cosine of two sketches; unrelated ones stay below 0.64
-_PROPORTION, _SAME = 1 - 1e-5, 1e-2  # of tensors in proportion, but for rounding; relative: of equal sketches
 _ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 
 
@@ -158,7 +157,8 @@ def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) 
 
     Calls that are compared as a group differ at its end; what differs in the group is where one looks first.
     """
-    if (modules := _other_modules(target, golden, pairs, beginning)) is not None:
+    alone = beginning.cause in (EXTRA, MISSING) and beginning.call != NONE
+    if alone and (modules := other_modules(target, golden, pairs, beginning.call)) is not None:
         return target, modules[0]
     if beginning.cause == MISSING and beginning.arguments:
         missing = pairs["g_op"][beginning.arguments[0]]
@@ -218,6 +218,13 @@ def _size(error: float, eps: float, times: float) -> str:
     if 1 <= times < 1e6:
         parts.append(f"{times:.3g} times the noise")
     return f" ({', '.join(parts)})" if np.isfinite(error) else ""
+
+
+def size_of(error: float) -> str:
+    """How large a relative error is, as the sentence adds it; nothing where there is none."""
+    if isnan(error):
+        return ""
+    return f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
 
 
 def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: Sequence[Kind], place: str) -> str:
@@ -317,13 +324,6 @@ def user_line(frames: Sequence[str]) -> str:
     return " ".join((user_frame(frames) or (frames[0] if frames else "")).split())
 
 
-def size_of(error: float) -> str:
-    """How large a relative error is, as the sentence adds it; nothing where there is none."""
-    if isnan(error):
-        return ""
-    return f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
-
-
 def _module(target: Run, op: str) -> str:
     """The path of the module that a call belongs to."""
     name = parse_op(op)
@@ -382,7 +382,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         begun=judged.flow is not None and bool(judged.flow.start[beginning.call] > 0),
         place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, target, golden),
-        kept=_kept_gradient(target, golden, pairs, judged, beginning),
+        kept=kept_gradient(target, golden, pairs, judged, beginning) if beginning.cause == OUTSIDE else "",
     )
     found = statistic_kinds(suspect)
     if evidence.mode == TENSORS:
@@ -403,7 +403,8 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
     """The kind that the search itself has proven: it comes before shapes of the difference."""
     proven = _mask(target, golden, evidence, beginning)
-    if (modules := _other_modules(target, golden, evidence.pairs, beginning)) is not None:
+    alone = beginning.cause in (EXTRA, MISSING) and beginning.call != NONE
+    if alone and (modules := other_modules(target, golden, evidence.pairs, beginning.call)) is not None:
         paths = [parse_op(call).body for call in modules]
         proven = Kind("function", f"{paths[0]} is called where golden calls {paths[1]}", 0.96)
     if proven is not None:
@@ -414,7 +415,7 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
         calls = [", ".join(dict.fromkeys(map(api_name, side))) for side in only]
         kind, words = ("extra", "only the target run calls") if only[0] else ("missing", "only the golden run calls")
         if all(only) or max(map(len, only)) > 1:
-            both = Kind("function", f"{calls[0]} against {calls[1]}", 0.95)
+            both = Kind("function", _against(evidence.pairs, beginning.row, *calls), 0.95)
             return both if all(only) else Kind(kind, f"{words} {calls[0] or calls[1]}", 0.95)
         cause = EXTRA if only[0] else MISSING
     row = evidence.pairs.row(beginning.row, named=True)
@@ -426,7 +427,7 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
             and not same_function(apis[0], apis[1])
             and beginning.cause in ("", ARGUMENT, OUTPUT_DIFFERS)
         ):
-            return Kind("function", f"{names[0]} against {names[1]}", 0.95)
+            return Kind("function", _against(evidence.pairs, beginning.row, *names), 0.95)
     # What came in may be golden's value in a coarser type; a call that one run alone makes may stand for another.
     better = {OUTSIDE: ("dtype",), BETWEEN: ("dtype",), EXTRA: ("function", "order"), MISSING: ("function", "order"),
               RANDOM: ("function",)}  # fmt: skip
@@ -437,6 +438,12 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
         return None
     known = next((kind for kind in found if kind.name == CAUSES[cause].kind), None)
     return known or Kind(CAUSES[cause].kind, CAUSES[cause].words, 0.9)
+
+
+def _against(pairs: pl.DataFrame, row: int, target: str, golden: str) -> str:
+    """What stands in one run for what stands in the other, and how an attention that was written out differs."""
+    words = attention_words(pairs, row) if "attention" in f"{target} {golden}".lower() else ""
+    return f"{target} against {golden}{words and f'; {words}'}"
 
 
 def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) -> Kind | None:
@@ -469,37 +476,6 @@ def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, target: Run, 
         return [target.ops[op] for op in ops if api_name(target.ops[op]) == missing]
     ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
     return [golden.ops[op] for op in ops[:8]]
-
-
-def _kept_gradient(target: Run, golden: Run, pairs: Any, judged: Judged, beginning: Beginning) -> str:
-    """What speaks for an earlier pass's gradient in what an optimiser or clipping reads: sketches add up. Empty where
-    nothing does, and where the gradient is merely scaled: in proportion to golden's."""
-    flow = judged.flow
-    if flow is None or beginning.cause != OUTSIDE or not (flow.updates | flow.clips)[beginning.call]:
-        return ""
-    rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0) & (flow.of_row < beginning.call))
-    rows = rows[flow.elements[0][rows] == flow.elements[0][beginning.row]]
-    read = [sketches_of(run, pairs, side, [beginning.row]) for run, side in ((target, "t"), (golden, "g"))]
-    made = sketches_of(target, pairs, "t", rows.tolist())
-    if made is None or any(side is None or not side["flags"][0] for side in read):
-        return ""
-    meant = read[1]["sums"][0]
-    more = read[0]["sums"][0] - meant
-    # The gradients of two steps are much alike: those of an earlier pass are more like what is there too much.
-    if (like := abs(cosine(more, meant))) > _PROPORTION:
-        return ""
-    likeness = [cosine(more, sums) for sums in made["sums"]]
-    if max(likeness, default=0.0) > max(_PARALLEL, like):
-        return f"still holds the gradient of an earlier pass, {pairs['t_name'][int(rows[int(np.argmax(likeness))])]}"
-    # The pass of a step before is not in this dump; a batch may come in parts, whose gradients add up.
-    passes: dict[str, Any] = {}
-    for row, sums in zip(rows.tolist(), made["sums"], strict=True):
-        if judged.verdict[row] == PASS:
-            name = re.sub(r"(parameters_grad)\.\d+", r"\1", pairs["t_name"][row])
-            passes[name] = passes.get(name, 0.0) + sums
-    given = (name for name, sums in passes.items() if np.linalg.norm(sums - meant) < _SAME * np.linalg.norm(meant))
-    name = next(given, "") if target.step > 0 else ""
-    return f"is not what the pass of this step gave, {name}" if name else ""
 
 
 def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:
@@ -600,19 +576,3 @@ def _golden_inputs(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginning)
     made = pairs.select(pl.arg_where(called & (pl.col("g_role") == OUTPUT))).to_series().to_list()
     inside = set(flow.marks[1][made].tolist())
     return [row for row in given.to_list() if flow.elements[1][row] > 1 and int(flow.marks[1][row]) not in inside]
-
-
-def _other_modules(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str, str] | None:
-    """Where one run calls another module of the same class, inside of the same module: both calls."""
-    if beginning.cause not in (EXTRA, MISSING) or beginning.call == NONE:
-        return None
-    around, found = target.parents.get(target.ops[beginning.call]), []
-    for run, side, other in ((target, "t", "g"), (golden, "g", "t")):
-        paired = set(pairs.filter(pairs[f"{other}_op"].is_not_null())[f"{side}_op"].drop_nulls().to_list())
-        alone = (op for at, op in enumerate(run.ops) if at not in paired and run.parents.get(op) == around)
-        calls = map(parse_op, alone)
-        found.append(next((op for op in calls if op.is_module and op.direction == FORWARD), None))
-    one, two = found
-    if one is None or two is None or one.cls != two.cls or one.body == two.body:
-        return None
-    return (one.text, two.text) if target.ops.index(one.text) <= beginning.call else None

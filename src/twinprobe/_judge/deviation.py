@@ -41,6 +41,7 @@ ADAPTIVE_RATE = "adaptive_rate"  # a setting: the rate of an optimizer that divi
 ONE_PROCESS = "one_process"  # a setting: 1 where that is the rate of a run that was not put together from ranks
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
+_OTHERWISE = 0.3  # relative: what no rounding is
 # Of a plain number. A rate that is computed otherwise differs in the last digits of float64; one that is read off a
 # tensor (an update's size, as Adafactor and clipping do) is as far off as float32 rounds over a few operations.
 _LAST_DIGITS = 64 * 2.0**-23
@@ -190,6 +191,21 @@ class Rows:
     def empty(self) -> Bools:
         """Whether the tensor has no elements."""
         return bools(self.pairs["t_shape"].str.contains(r"[\[ ]0[,\]]"))
+
+    def moved(self, error: Floats) -> Bools:
+        """Values that are far apart although their extremes, mean and norm are the same: in another order.
+
+        No call is left out or made twice there, since it would have changed some of these.
+        """
+        target, golden = ([self.number(side, stat).astype(np.float64) for stat in STATS] for side in "tg")
+        size = np.fmax(np.abs(golden[0]), np.abs(golden[1]))
+        scales = (size, size, size, golden[3])
+        with np.errstate(invalid="ignore"):
+            apart = [abs(one - other) > _LAST_DIGITS * scale
+                     for one, other, scale in zip(target, golden, scales, strict=True)]  # fmt: skip
+            far = (error > _OTHERWISE) & (golden[3] > 0)
+        found: Bools = self.tensor & self.matched & far & ~np.any(apart, axis=0)
+        return found
 
     def epsilon(self, run: Run | None = None) -> Floats:
         """The coarser machine epsilon of the two dtypes.
@@ -549,14 +565,18 @@ def nearby_of(run: Run, row: dict[str, Any], *, kept: bool) -> list[tuple[str, S
         return []
     first = max(0, at - _NEARBY)
     table = run.table.slice(first, 2 * _NEARBY).with_row_index("at", first)
-    table = table.filter((table["kind"] == TENSOR) & (table["shape"] == (row["g_shape"] or "")) & (table["at"] != at))
+    known = all_dims([row["g_shape"], *table["shape"].unique().to_list()])
+    # The axes of what one run turns before it reads it are in another order.
+    sizes = sorted(known[row["g_shape"]] or ())
+    turned = [text for text, shape in known.items() if sorted(shape or ()) == sizes]
+    table = table.filter((table["kind"] == TENSOR) & table["shape"].is_in(turned) & (table["at"] != at))
     table = table.sort((table["at"].cast(pl.Int64) - at).abs(), maintain_order=True)
     rows = table["at"].to_numpy().astype(np.int64)
     sketches = _of_tensors(run, rows.tolist()) if run.sketches is None else run.sketches.of(rows)
-    shape = dims(row["g_shape"]) or ()
+    columns = table.select("name", "dtype", "shape", *STATS).iter_rows()
     return [
-        (name, Side(str(dtype or ""), shape, sketch=own["sums"]))
-        for (name, dtype), own in zip(table.select("name", "dtype").iter_rows(), sketches, strict=True)
+        (name, Side(str(dtype or ""), known[text] or (), **dict(zip(STATS, stats, strict=True)), sketch=own["sums"]))
+        for (name, dtype, text, *stats), own in zip(columns, sketches, strict=True)
         if own["flags"]
     ]
 

@@ -520,6 +520,7 @@ class Differences:
     acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
     first_step: bool  # no update came before: parameters are as they were loaded
     idle: Bools  # parameters that an optimiser moves by noise alone: their gradient is zero in theory
+    moved: Callable[[], Bools]  # the same values in another order, by their statistics
 
 
 def ends_of(flow: Flow, facts: Differences) -> Bools:

@@ -58,7 +58,9 @@ class Values:
 def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> Values:
     """Read what was recorded of each row; ``error`` and ``epsilon`` are relative."""
     own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
-    norm = np.where(pairs["g_row"].is_null().to_numpy(), own, norm)  # what one run alone has is as large as it is there
+    # What one run alone has is as large as it is there, and filled as it is there.
+    alone = {"t": pairs["t_row"].is_null().to_numpy(), "g": pairs["g_row"].is_null().to_numpy()}
+    norm = np.where(alone["g"], own, norm)
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
     amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])
@@ -75,7 +77,11 @@ def values_of(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -
         distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
         # Fill values of masks say nothing about the rest; what is judged is the softmax behind them. Sketches and
         # tensors' errors leave infinities out, but nobody knows how large the rest is: noise takes it no further.
-        filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
+        filled, tops = (
+            [pairs[f"{side}_{stat}"].to_numpy().astype(np.float64) for side in "tg"] for stat in ("min", "max")
+        )
+        filled = [np.where(alone["t"], filled[1], filled[0]), np.where(alone["g"], filled[0], filled[1])]
+        high = np.where(alone["g"], tops[0], high)
         masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
         masked &= (
             np.isfinite(filled[1]) | ~np.isfinite(error) | (error <= np.maximum(_UNFILLED[0], _UNFILLED[1] * grain))

@@ -249,6 +249,13 @@ EIGHT_BITS = 2.0**-3
 _BY_CUDNN = re.compile(r"conv|lstm|gru|rnn", re.IGNORECASE)
 
 
+def other_formula(target: str, golden: str) -> str:
+    """What two optimizers of one name compute otherwise in two frameworks, by the names of their classes."""
+    if {target, golden} == {"RMSProp", "RMSprop"}:
+        return "PyTorch's RMSprop adds eps to the root of the mean square, the other framework's RMSProp under the root"
+    return ""
+
+
 def hidden_precision(*runs: Run) -> float:
     """The epsilon of the coarsest type that products are computed in without its name in the dumps; 0 where there is
     none."""

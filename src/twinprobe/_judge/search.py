@@ -299,7 +299,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
     elif another or (around != NONE and _arrived(flow, row, around)):
         beginning = _innermost(flow, row, OUTSIDE)
-    elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
+    elif not facts.moved()[row] and (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
     elif around == NONE:  # what a call has made, in another order, was not given by the caller
         beginning = _innermost(flow, row, BETWEEN if made == meant != NONE else OUTSIDE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -378,6 +379,7 @@ def _differences(
         given=rows.mixed, refilled=refilled, carried=carried, first_step=first_step,
         acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
         idle=np.zeros(len(flow.role), dtype=bool) if first_step else _idle(flow, evidence.pairs),
+        moved=partial(rows.moved, noise.error),
     )  # fmt: skip
 
 

@@ -249,12 +249,10 @@ def _compare_models(comparison: Comparison, kept: KeptState) -> None:
     first = comparison.first
     caused = first is not None and first.phase == WEIGHT_PHASE  # gradients agree, the updates do not
     settings = updates.settings_that_differ(with_effect=caused) if updates is not None else ""
-    if settings:
-        words = f"a setting of the optimizer differs: {settings}"
-        if first is not None and caused:
-            comparison.first = replace(first, why=f"{words} ({first.why})")
-        else:
-            comparison.notes.append(words)
+    if settings and first is not None and caused:
+        comparison.first = replace(first, why=f"{settings} ({first.why})")
+    elif settings:
+        comparison.notes.append(settings)
     if comparison.first is not None:
         comparison.first = _with_settings(comparison.first, comparison)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.turns import REORDERED
-from twinprobe._judge.operations import differing_settings
+from twinprobe._judge.operations import differing_settings, other_formula
 from twinprobe._live.findings import WEIGHT_PHASE, Finding
 from twinprobe._live.live_run import LiveRun
 from twinprobe._live.measuring import parameter_of, parameter_pairs, put_together
@@ -153,7 +153,7 @@ class Updates:
         return replace(gap, same=not beyond, why=why, mismatched=beyond)
 
     def settings_that_differ(self, *, with_effect: bool) -> str:
-        """``lr: 0.002 against 0.001`` for each setting of the optimizers that differs; parameter by parameter.
+        """``a setting of the optimizer differs: lr: 0.002 against 0.001``, for each setting; parameter by parameter.
 
         By eps, frameworks mean different things: it is told where parameters differ.
         """
@@ -175,7 +175,9 @@ class Updates:
         alike = self._models[0].adapter.name == self._models[1].adapter.name
         without = IMPLEMENTATION_SETTINGS if with_effect or alike else (*IMPLEMENTATION_SETTINGS, "eps")
         found = dict.fromkeys(words for pair in pairs for words in differing_settings(*pair, without=without))
-        return "; ".join(found)
+        words = f"a setting of the optimizer differs: {'; '.join(found)}" if found else ""
+        formula = other_formula(*(type(model.optimizer).__name__ for model in self._models)) if with_effect else ""
+        return words if not formula else f"{words}; {formula}" if words else formula
 
     def _both(
         self, own: tuple[OpName, str], other: tuple[OpName, str], rule: str, *, gradients: bool = False

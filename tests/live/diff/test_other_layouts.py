@@ -106,3 +106,42 @@ def test_a_table_and_the_sum_of_its_rows_are_a_bag() -> None:
     ids = torch.randint(0, 20, (7, 4), generator=torch.Generator().manual_seed(0))
     assert auto_diff(Rows(bag=True), Rows(bag=False), ids, quiet=True)
     assert not auto_diff(Rows(bag=True), Rows(bag=False, total="mean"), ids, quiet=True)
+
+
+class Slopes(nn.Module):
+    """Two attentions whose scores fall with the distance of words, which is counted in either direction."""
+
+    def __init__(self, *, backwards: bool, scale: float = 1.0) -> None:
+        super().__init__()
+        names = ("qkv", "more") if backwards else ("first", "second")
+        self.layers = [nn.Linear(8, 24), nn.Linear(8, 24)]
+        for name, layer in zip(names, self.layers, strict=True):
+            self.add_module(name, layer)
+        self.backwards, self.scale = backwards, scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            q, k, v = layer(x).chunk(3, -1)
+            place = torch.arange(x.shape[1])
+            if self.backwards:
+                bias = -(torch.tensor([0.5]) * (place[:, None] - place[None, :]))
+                scale = 8**-0.5 * (self.scale if number else 1.0)
+                x = x + functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+            else:
+                bias = torch.tensor([0.5]) * (place[None, :] - place[:, None])
+                x = x + (q @ k.transpose(-1, -2) / 8**0.5 + bias).softmax(-1) @ v
+        return x
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+def test_a_sign_that_is_taken_back_hides_no_later_fault(scale: float) -> None:
+    """i - j and j - i have the same extremes, mean and norm: only the elements tell them apart."""
+    torch.manual_seed(0)
+    base, raw = Slopes(backwards=False), Slopes(backwards=True, scale=scale)
+    for mine, theirs in zip(raw.layers, base.layers, strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    result = auto_diff(base, raw, torch.randn(2, 5, 8), auto_weights=False, quiet=True)
+    assert bool(result) is (scale == 1.0), result.first
+    if not result:
+        assert "scaled_dot_product_attention.1" in result.first.raw
+        assert "scale: 0.2475 against 0.3536" in str(result.first)

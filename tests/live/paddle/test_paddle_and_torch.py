@@ -329,3 +329,41 @@ def test_a_torch_recording_stands_for_the_torch_model(tmp_path: Path) -> None:
 
 def test_this_ran_with_both_frameworks() -> None:
     assert os.environ.get("TWINPROBE_ENV") in (None, "paddle")
+
+
+def test_padding_before_a_convolution_is_padding_in_it_and_a_slice() -> None:
+    class Causal(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = torch.nn.Conv1d(4, 6, 3, padding=2), torch.nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.out(torch.relu(self.conv(x)[..., : x.shape[2]]).transpose(1, 2))
+
+    class Padded(paddle.nn.Layer):
+        def __init__(self, left: int) -> None:
+            super().__init__()
+            self.conv, self.out, self.left = paddle.nn.Conv1D(4, 6, 3), paddle.nn.Linear(6, 2), left
+
+        def forward(self, x):
+            h = self.conv(paddle.nn.functional.pad(x, [self.left, 2 - self.left], data_format="NCL"))
+            return self.out(paddle.nn.functional.relu(h).transpose([0, 2, 1]))
+
+    x = array(2, 4, 7)
+    assert auto_diff(Causal(), Padded(2), x, **EASY)
+    wrong = auto_diff(Causal(), Padded(1), x, **EASY)
+    assert not wrong
+    assert "conv.Conv1D.forward.0.input.0" in str(wrong.first)
+
+
+def test_another_formula_of_an_optimizer_is_told() -> None:
+    """Paddle's RMSProp adds eps under the root; where gradients are large, this changes nothing."""
+    for eps, agrees in ((1e-24, True), (1e-3, False)):
+        module, layer = TorchNet(), PaddleNet()
+        optimizers = [
+            torch.optim.RMSprop(module.parameters(), 1e-2, alpha=0.9, eps=eps),
+            paddle.optimizer.RMSProp(1e-2, rho=0.9, epsilon=eps, parameters=layer.parameters()),
+        ]
+        result = auto_diff(module, layer, X, optimizers=optimizers, quiet=True)
+        assert bool(result) is agrees, result.first
+        assert agrees or "under the root" in str(result.first)

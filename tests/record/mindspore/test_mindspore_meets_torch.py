@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ def test_a_planted_fault_is_found(tmp_path: Path) -> None:
     assert_fault_found(comparison, "Cell.layers.1.feed_forward.dense_out.")
 
 
-@pytest.mark.parametrize(("eps", "agrees"), [(1e-8, True), (1e-3, False)])
+@pytest.mark.parametrize(("eps", "agrees", "new"), [(1e-8, True, False), (1e-3, False, False), (1e-3, False, True)])
 def test_the_same_eps_of_adam_is_no_finding_although_the_formulas_differ(
-    tmp_path: Path, eps: float, agrees: bool
+    tmp_path: Path, eps: float, agrees: bool, new: bool
 ) -> None:
-    """nn.Adam adds it before it corrects the bias: recorded is 3.2e-7 for 1e-8 in the first step."""
+    """Both Adams add it before they correct the bias: recorded is 3.2e-7 for 1e-8 in the first step."""
     import mindspore
     import torch
+    from mindspore.experimental import optim
 
     import twinprobe
 
@@ -50,7 +52,8 @@ def test_the_same_eps_of_adam_is_no_finding_although_the_formulas_differ(
         optimizer.step()
     step = mindspore.value_and_grad(lambda x: ours(x).square().mean(), None, ours.trainable_params())
     with twinprobe.record(ours, tmp_path / "mindspore", level="mix"):
-        adam = mindspore.nn.Adam(ours.trainable_params(), learning_rate=1e-3, eps=eps)
+        kind = optim.Adam if new else partial(mindspore.nn.Adam, learning_rate=1e-3)
+        adam = kind(ours.trainable_params(), eps=eps)
         adam(step(mindspore.Tensor(values.numpy()))[1])
     dumps = [next((tmp_path / name).rglob("dump.json")) for name in ("mindspore", "torch")]
     first = twinprobe.compare(*dumps).first
@@ -113,3 +116,35 @@ def test_padding_that_is_no_number_is_named(tmp_path: Path, conv: str, pool: str
     assert first is not None
     assert first.module == where
     assert "built with padding: same against 1" in first.sentence
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.5])
+def test_what_mindspore_decays_and_a_momentum_beside_it(tmp_path: Path, kept: float) -> None:
+    """Its optimizers leave out gamma and beta. Another momentum comes before their step, and both are told."""
+    import mindspore
+    import torch
+
+    import twinprobe
+
+    values = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    theirs = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
+    nn = mindspore.nn
+    ours = nn.SequentialCell(nn.Dense(6, 6), nn.BatchNorm1d(6, momentum=kept), nn.Dense(6, 3))
+    twinprobe.copy_weights(ours, theirs)
+    ours.set_train()
+    with twinprobe.record(theirs, tmp_path / "torch", level="L0"):
+        theirs(values).square().mean().backward()
+        torch.optim.SGD(theirs.parameters(), 0.1, weight_decay=0.01).step()
+    step = mindspore.value_and_grad(lambda x: ours(x).square().mean(), None, ours.trainable_params())
+    with twinprobe.record(ours, tmp_path / "mindspore", level="L0"):
+        nn.SGD(ours.trainable_params(), 0.1, weight_decay=0.01)(step(mindspore.Tensor(values.numpy()))[1])
+    result = twinprobe.compare(*(next((tmp_path / name).rglob("dump.json")) for name in ("mindspore", "torch")))
+    first, decay = result.first, "MindSpore's optimizers leave out what is called gamma or beta"
+    assert first is not None
+    if kept == 0.9:
+        assert "gamma" in first.op
+        assert f"weight_decay: 0 against 0.01: {decay}" in first.sentence
+    else:
+        assert "1.BatchNorm1d" in first.op
+        assert "momentum: 0.5 against 0.1" in first.sentence
+        assert decay in result.summary

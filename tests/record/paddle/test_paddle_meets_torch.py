@@ -134,3 +134,65 @@ def test_a_dropout_that_scales_in_evaluation_is_named(tmp_path: Path) -> None:
     first = twinprobe.compare(*(next((tmp_path / name).rglob("dump.json")) for name in ("paddle", "torch"))).first
     assert first is not None
     assert "nothing is dropped, and target is 0.75 x golden" in first.sentence
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_attention_of_paddle_has_words_before_heads(tmp_path: Path, causal: bool) -> None:
+    """There are as many heads as words: no shape shows the other layout."""
+    import numpy as np
+    import paddle
+    import torch
+
+    import twinprobe
+
+    values = np.random.default_rng(0).standard_normal((2, 4, 12)).astype("float32")
+
+    class Ours(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = paddle.nn.Linear(12, 36)
+
+        def forward(self, x):
+            q, k, v = self.fc(x).reshape([2, 4, 3, 4, 3]).unbind(2)
+            return paddle.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).flatten(2)
+
+    class Theirs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(12, 36)
+
+        def forward(self, x):
+            q, k, v = (part.transpose(1, 2) for part in self.fc(x).view(2, 4, 3, 4, 3).unbind(2))
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return mixed.transpose(1, 2).flatten(2)
+
+    ours, theirs = Ours(), Theirs()
+    twinprobe.copy_weights(ours, theirs)
+    for model, x, name in ((ours, paddle.to_tensor(values), "paddle"), (theirs, torch.as_tensor(values), "torch")):
+        with twinprobe.record(model, tmp_path / name, level="mix"):
+            model(x).square().mean().backward()
+    first = twinprobe.compare(*(next((tmp_path / name).rglob("dump.json")) for name in ("paddle", "torch"))).first
+    assert (first is None) is causal, first
+    assert first is None or "is_causal: False against True" in first.sentence
+
+
+def test_the_gradient_of_what_an_adaptive_pooling_takes(tmp_path: Path) -> None:
+    """Paddle hands the pooling's kernel another handle of the tensor."""
+    import paddle
+
+    import twinprobe
+
+    class Squeeze(paddle.nn.Layer):
+        def forward(self, x):
+            return x * paddle.nn.functional.adaptive_avg_pool2d(x, 1)
+
+    x = paddle.randn([2, 3, 4, 4])
+    x.stop_gradient = False
+    model = paddle.nn.Sequential(Squeeze())
+    with twinprobe.record(model, tmp_path / "run", level="mix"):
+        model(x * 1.0).square().sum().backward()
+    run = twinprobe.open(tmp_path / "run")
+    norms = {row["name"]: row["norm"] for row in run.table.to_dicts()}
+    assert "Functional.adaptive_avg_pool2d.0.backward.output.0" in norms
+    own = norms["Module.0.Squeeze.backward.0.output.0"]
+    assert abs(own - float(x.grad.norm())) < 1e-4 * own

@@ -1,23 +1,32 @@
-"""What two runs were set to: what layers were built with (an epsilon, a momentum), and how gradients are clipped."""
+"""What two runs were set to: what layers were built with (an epsilon, a momentum), how gradients are clipped and
+cleared."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twinprobe._judge.deviation import sketches_of
 from twinprobe._judge.flow import NONE
+from twinprobe._judge.kinds.by_statistics import cosine
 from twinprobe._judge.operations import differing_settings
-from twinprobe._judge.search import ARGUMENT
+from twinprobe._judge.rules import PASS
+from twinprobe._judge.search import ARGUMENT, Beginning
 from twinprobe._judge.summary import Divergence
 from twinprobe._runs.names import FORWARD, LAYERS, TOTAL_NORM, listed, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import INPUT, OUTPUT, TENSOR, VALUE
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, TENSOR, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from twinprobe._judge.verdicts import Judged
+
 _SAME_NORM = 1e-2  # relative: of all gradients together
+_PARALLEL = 0.99  # the cosine of two sketches; unrelated ones stay below 0.64
+_PROPORTION, _SAME = 1 - 1e-5, 1e-2  # of tensors in proportion, but for rounding; relative: of equal sketches
 
 _MOMENTUM, _MOST = "momentum", 4
 LATER = "its running statistics differ after the step, which an evaluation will use"
@@ -97,3 +106,34 @@ def clipping(pairs: pl.DataFrame) -> str:
         return f"before clipping, the norm of all of them is {before[0]:.4g} against {before[1]:.4g}"
     apart = all(after) and abs(after[0] - after[1]) > _SAME_NORM * after[1]
     return f"gradients are clipped to a norm of {after[0]:.4g} against {after[1]:.4g}" if apart else ""
+
+
+def kept_gradient(target: Run, golden: Run, pairs: Any, judged: Judged, beginning: Beginning) -> str:
+    """What speaks for an earlier pass's gradient in what an optimiser or clipping reads: sketches add up. Empty where
+    nothing does, and where the gradient is merely scaled: in proportion to golden's."""
+    flow = judged.flow
+    if flow is None or not (flow.updates | flow.clips)[beginning.call]:
+        return ""
+    rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0) & (flow.of_row < beginning.call))
+    rows = rows[flow.elements[0][rows] == flow.elements[0][beginning.row]]
+    read = [sketches_of(run, pairs, side, [beginning.row]) for run, side in ((target, "t"), (golden, "g"))]
+    made = sketches_of(target, pairs, "t", rows.tolist())
+    if made is None or any(side is None or not side["flags"][0] for side in read):
+        return ""
+    meant = read[1]["sums"][0]
+    more = read[0]["sums"][0] - meant
+    # The gradients of two steps are much alike: those of an earlier pass are more like what is there too much.
+    if (like := abs(cosine(more, meant))) > _PROPORTION:
+        return ""
+    likeness = [cosine(more, sums) for sums in made["sums"]]
+    if max(likeness, default=0.0) > max(_PARALLEL, like):
+        return f"still holds the gradient of an earlier pass, {pairs['t_name'][int(rows[int(np.argmax(likeness))])]}"
+    # The pass of a step before is not in this dump; a batch may come in parts, whose gradients add up.
+    passes: dict[str, Any] = {}
+    for row, sums in zip(rows.tolist(), made["sums"], strict=True):
+        if judged.verdict[row] == PASS:
+            name = re.sub(r"(parameters_grad)\.\d+", r"\1", pairs["t_name"][row])
+            passes[name] = passes.get(name, 0.0) + sums
+    given = (name for name, sums in passes.items() if np.linalg.norm(sums - meant) < _SAME * np.linalg.norm(meant))
+    name = next(given, "") if target.step > 0 else ""
+    return f"is not what the pass of this step gave, {name}" if name else ""

@@ -84,9 +84,10 @@ def _same_numbers(first: Side, second: Side) -> bool:
         return False
     count = max(1, math.prod(second.shape))
     coarse = max(_eps(first), _eps(second))
-    near = 1e-6 if first.dtype == second.dtype else coarse
+    alike = _eps(first) == _eps(second)  # frameworks have other names for one type
+    near = 1e-6 if alike else coarse
     if first.l1 is not None and second.l1 is not None:  # sums of full precision: rounding leaves hardly anything
-        coarse = 1e-6 if first.dtype == second.dtype else max(1e-6, 2 * coarse / math.sqrt(count))
+        coarse = 1e-6 if alike else max(1e-6, 2 * coarse / math.sqrt(count))
     scale, root = max(abs(two[0]), abs(two[1])), two[3] / math.sqrt(count)
     sums = [(one[2], two[2], max(abs(two[2]), root)), (one[3], two[3], two[3])]
     if first.l1 is not None and second.l1 is not None:
@@ -374,10 +375,13 @@ def _input(suspect: Suspect) -> Kind | None:
 
 def _exchanged(suspect: Suspect, row: Row, target: Side) -> str | None:
     """Golden's value that goes in here: two were exchanged, or what should have been done with it was not."""
-    if target.sketch is None or math.prod(target.shape) < 16 or _constant(target) is not None:
+    if target.sketch is None or math.prod(target.shape) < 8 or _constant(target) is not None:
         return None
     same = [name for name, side in suspect.tensors if side.sketch is not None and side.shape == target.shape
             and _distance(target.sketch, side.sketch) <= _tolerance(row)]  # fmt: skip
+    if not same and row.golden is not None and not _same_numbers(target, row.golden):
+        same = [f"{name}, with its axes in another order" for name, side in suspect.tensors
+                if side.shape != target.shape and _is_float(side) and _same_numbers(target, side)]  # fmt: skip
     return next((name for name in same if ".output." in name), next(iter(same), None))  # what made it says most
 
 

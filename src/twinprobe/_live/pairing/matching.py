@@ -9,7 +9,7 @@ from math import prod
 from twinprobe._align.auto.fingerprints import Fingerprints
 from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Callee, RunCalls, dims
-from twinprobe._align.flow import Flow, other_ways
+from twinprobe._align.flow import OTHER_WAY, Flow, other_ways
 from twinprobe._align.links import NONE, CallGroup, CallLinks, Pairs, modules_meet, needs_help
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import fit_shapes, pairs_of
@@ -77,11 +77,11 @@ def match_runs(
     if apart and (links is None or (links.by_place and not links.replaced)):
         _mark_reordered(call_links, pairs, raw, base, apart)
     matches.notes += [note for note in call_links.notes if not any(word in note for word in _DUMP_NOTES)]
-    rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
+    rows = list(zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True))
     matches.rows = [row for row in rows if NONE not in row[:2]]
     matches.call_groups = pairs.call_groups
     matches.groups = {int(pairs.target[place]): rows for place, rows in pairs.groups.items()}
-    _pair_left(call_links, matches)
+    _pair_left(call_links, matches, [row for row in rows if row[2] == OTHER_WAY])
     if raw_paths is not None:
         for group in layer_map.groups:
             _leave_joined(raw, base, group, raw_paths, matches)
@@ -230,13 +230,13 @@ def _follow(call_links: CallLinks) -> None:
                     call_links.link(target_calls[call], golden_calls[call], call_links.rule[op])
 
 
-def _pair_left(call_links: CallLinks, matches: Matches) -> None:
+def _pair_left(call_links: CallLinks, matches: Matches, other_way: list[tuple[int, int, str]]) -> None:
     """Results that linked modules give under other names (a dataclass here, a tuple there): in their order."""
     sides = call_links.target, call_links.golden
     grouped = [{row for rows in matches.groups.values() for row in rows[index]} for index in (0, 1)]
     left = (
-        _unpaired(call_links.target, grouped[0].union(row for row, _, _ in matches.rows)),
-        _unpaired(call_links.golden, grouped[1].union(row for _, row, _ in matches.rows)),
+        _unpaired(call_links.target, grouped[0].union(row for row, _, _ in (*matches.rows, *other_way))),
+        _unpaired(call_links.golden, grouped[1].union(row for _, row, _ in (*matches.rows, *other_way))),
     )
     for op in sorted(
         left[0].keys() | {call_links.back[golden_op] for golden_op in left[1] if call_links.back[golden_op] != NONE}

@@ -205,6 +205,7 @@ class MindSporeRecorder(EagerRecorder):
 
 # Optimizers. What MindSpore's call their settings, and what PyTorch's do: runs of both are compared.
 
+_new_adam = first_of("mindspore.experimental.optim.adam:Adam")
 _new_optimizer = first_of("mindspore.experimental.optim.optimizer:Optimizer")  # with groups, as PyTorch has them
 _OPTIMIZERS = tuple(kind for kind in (nn.Optimizer, _new_optimizer) if kind is not None)
 _Clipping = first_of("mindspore.ops.function.clip_func:_ClipByGlobalNorm")  # what clip_by_global_norm makes and calls
@@ -241,12 +242,16 @@ def groups_of(optimizer: Any) -> list[Group]:
 def groups_of_a_step(optimizer: Any) -> list[Group]:
     """The same for the step that begins, in PyTorch's meaning of the settings.
 
-    nn.Adam adds eps before it corrects the bias of the second moment, PyTorch after it: eps is what PyTorch would need.
+    The kernel of both Adams adds eps before it corrects the bias of the second moment, PyTorch after it: eps is what
+    PyTorch would need.
     """
     groups = groups_of(optimizer)
-    if isinstance(optimizer, nn.Adam):
+    steps = _number(optimizer.state_step) if _new_adam is not None and isinstance(optimizer, _new_adam) else None
+    if isinstance(optimizer, nn.Adam) or steps is not None:
         for group in groups:  # no two share their settings
-            group.settings["eps"] /= (1.0 - _number(optimizer.beta2_power) * group.settings["betas.1"]) ** 0.5
+            beta = group.settings["betas.1"]
+            power = _number(optimizer.beta2_power) * beta if steps is None else beta ** (steps + 1)
+            group.settings["eps"] /= (1.0 - power) ** 0.5
     return groups
 
 

@@ -202,7 +202,7 @@ COMPILED_METHODS = words(
     """
     __add__ __sub__ __mul__ __truediv__ __div__ __floordiv__ __mod__ __pow__ __matmul__ __radd__ __rsub__ __rmul__
     __rtruediv__ __rdiv__ __rpow__ __rmatmul__ __rmod__ __rfloordiv__ clone contiguous copy_
-    _getitem_dygraph _setitem_dygraph
+    _getitem_dygraph _setitem_dygraph _tensor_use_gpudnn
     """
 )
 _PROGRAMS = frozenset({"run_program"})  # a traced program: its lists of tensors are not arguments of one operation

@@ -1,0 +1,150 @@
+"""Two implementations of one model under other names: harmless detours do not hide a fault, and its cause is named."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import twinprobe
+
+WIDTH, HEADS = 16, 2
+
+
+def compared(folder: Path, target: nn.Module, golden: nn.Module, x: torch.Tensor) -> Any:
+    """The target gets golden's parameters in their order; both are recorded and compared."""
+    with torch.no_grad():
+        for mine, theirs in zip(target.parameters(), golden.parameters(), strict=True):
+            mine.copy_(theirs)
+    for model, name in ((target, "target"), (golden, "golden")):
+        with twinprobe.record(model, folder / name, level="mix"):
+            model(x).square().mean().backward()
+    return twinprobe.compare(folder / "target", folder / "golden")
+
+
+class Written(nn.Module):
+    """Attention step by step."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.fault = fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [w(self.norm(x)).unflatten(-1, (HEADS, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)]
+        q, k, v = (heads[at] for at in ((0, 2, 1) if self.fault == "exchanged" else (0, 1, 2)))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH if self.fault == "scale" else WIDTH // HEADS)
+        if self.fault != "mask":
+            scores = scores.masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1) > 0, -1e9)
+        mixed = scores.softmax(-2 if self.fault == "axis" else -1) @ v
+        return x + self.wo(mixed.transpose(1, 2).flatten(2))
+
+
+class BuiltIn(nn.Module):
+    """The same by PyTorch's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln = nn.LayerNorm(WIDTH)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.ln(x)
+        q, k, v = (w(h).unflatten(-1, (HEADS, -1)).transpose(1, 2) for w in (self.q_proj, self.k_proj, self.v_proj))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("", ""),
+        ("scale", "scale: 0.25 against 0.3536"),
+        ("axis", "axis of the softmax: -2 against -1"),
+        ("mask", "mask: none against is_causal"),
+        ("exchanged", "is what golden takes as its"),
+    ],
+)
+def test_an_attention_written_out_against_the_built_in_one(fault: str, words: str, tmp_path: Path) -> None:
+    """A mask of -1e9, which one run alone makes, is no noise that would hide what comes behind it."""
+    torch.manual_seed(0)
+    target = nn.ModuleDict({"a": Written(fault)})["a"]
+    first = compared(tmp_path, nn.Sequential(target), nn.Sequential(BuiltIn()), torch.randn(2, 6, WIDTH)).first
+    assert (first is None) is (not fault), first
+    if first is not None:
+        assert "attention" in first.golden_row, first
+        assert words in first.sentence
+
+
+class Pyramid(nn.Module):
+    """Two branches that are joined, and one beside them that is computed last."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.one, self.two = nn.Conv2d(8, 6, 1), nn.Conv2d(8, 6, 3, padding=1)
+        self.mix, self.skip, self.head = nn.Conv2d(12, 8, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(12, 3, 1)
+        self.fault = fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.stem(x)
+        two = self.two(low)
+        parts = [self.one(low), functional.leaky_relu(two) if self.fault == "leaky" else two.relu()]
+        mixed = self.mix(torch.cat(parts[:: -1 if self.fault == "order" else 1], 1)).relu()
+        return self.head(torch.cat([mixed, self.skip(low)], 1))
+
+
+class Named(Pyramid):
+    """The same, under names that say nothing."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(fault)
+        for number, name in enumerate(("stem", "one", "two", "mix", "skip", "head")):
+            self._modules[f"layer_{number}"] = self._modules.pop(name)
+
+    def __getattr__(self, name: str) -> Any:
+        places = ("stem", "one", "two", "mix", "skip", "head")
+        return super().__getattr__(f"layer_{places.index(name)}" if name in places else name)
+
+
+@pytest.mark.parametrize(
+    ("fault", "call", "words"),
+    [("", "", ""), ("leaky", "leaky_relu", "relu"), ("order", "conv2d", "golden's values in another order")],
+)
+def test_a_branch_that_agrees_is_not_where_a_difference_ends(fault: str, call: str, words: str, tmp_path: Path) -> None:
+    """Nor is a call that one run alone makes the cause of values that are all there, in another order."""
+    torch.manual_seed(0)
+    first = compared(tmp_path, Named(fault), Pyramid(), torch.randn(2, 3, 8, 8)).first
+    assert (first is None) is (not fault), first
+    if first is not None:
+        assert call in first.op, first
+        assert words in first.sentence
+
+
+class Gated(nn.Module):
+    """A convolution over one half of the features, gated by the other."""
+
+    def __init__(self, exchanged: bool = False) -> None:
+        super().__init__()
+        self.fc, self.conv, self.exchanged = nn.Linear(6, 16), nn.Conv1d(8, 8, 3, padding=1), exchanged
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.fc(x).chunk(2, -1)
+        a, b = (b, a) if self.exchanged else (a, b)
+        return self.conv(a.transpose(1, 2)).transpose(1, 2) * functional.silu(b)
+
+
+def test_golden_s_value_of_elsewhere_with_its_axes_in_another_order(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = compared(tmp_path, Gated(exchanged=True), Gated(), torch.randn(2, 5, 6)).first
+    assert first is not None
+    assert "conv" in first.row
+    assert "it holds what golden has in Functional.silu.0.forward.input.0, with its axes in another order" in str(
+        first.sentence
+    )
