@@ -462,14 +462,16 @@ def gradient_precision(dumps: Iterable[Path]) -> tuple[float, str]:
 
 
 def token_shape(run: Run) -> Shape | None:
-    """The shape of the first whole numbers with two dimensions that a call was given: the words of a batch."""
+    """The shape of the whole numbers with two dimensions that calls were given: the words of a batch.
+
+    Of several (relative positions are such numbers too), those of which most other values have a vector for each.
+    """
     import polars as pl
 
-    rows = run.table.filter(
-        (pl.col("role") == INPUT) & (pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("int")
-    )
-    for text in rows["shape"].to_list():
-        shape = dims(text)
-        if shape is not None and len(shape) == 2 and shape[0] * shape[1] > 1:
-            return shape
-    return None
+    given = run.table.filter((pl.col("role") == INPUT) & (pl.col("kind") == TENSOR))
+    whole = given.filter(pl.col("dtype").str.contains("int"))["shape"].to_list()
+    found = [one for one in map(dims, whole) if one is not None and len(one) == 2 and one[0] * one[1] > 1]
+    if len(set(found)) < 2:
+        return next(iter(found), None)
+    shapes = [dims(text) or () for text in given.filter(pl.col("dtype").str.contains("float"))["shape"].to_list()]
+    return max(dict.fromkeys(found), key=lambda one: sum(shape[:2] == one and len(shape) == 3 for shape in shapes))

@@ -97,12 +97,19 @@ def whose(
     wrong = _with_copies(whole, row, wrong)
     if whole.table["role"][row] == PARAMETER:  # data parallel ranks have copies, whoever holds what they gather
         wrong = _holders(whole, row, other, partner, wrong)
+    said = owners_of(whole, row, wrong)
+    return said + (", perhaps not alone" if said and not alone and not said.endswith("agree") else "")
+
+
+def owners_of(whole: Whole, row: int, wrong: Collection[int], agree: str = "agree") -> str:
+    """Whose these pieces of a value are, in words: of which ranks, or of which micro batch."""
+    pieces = whole.pieces_of(row)
     ranks = sorted({pieces[at].rank for at in wrong})
     micro = sorted({pieces[at].place[0] for at in wrong})
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
     if len(ranks) == len({piece.rank for piece in pieces}):
-        return f"{batches} differs, the others agree" if batches else ""
-    return shards_of(ranks) + (f", in {batches}" if batches else "") + ("" if alone else ", perhaps not alone")
+        return f"{batches} differs, the others {agree}" if batches else ""
+    return shards_of(ranks) + (f", in {batches}" if batches else "")
 
 
 def _with_copies(whole: Whole, row: int, wrong: Collection[int]) -> set[int]:
@@ -294,8 +301,11 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     return f"rank {numbers_of([ranks[at] for at in turned])} has the halves of its shard in the other order"
 
 
-def farther(whole: Whole, row: int, other: Run, partner: int, least: float) -> set[int]:
-    """The ranks whose parts of a value are much farther from golden's than others', by so much of usual blocks."""
+def farther(whole: Whole, row: int, other: Run, partner: int, least: float, share: float = 0.5) -> set[int]:
+    """The pieces of a value that are much farther from golden's than others, by so much of usual blocks.
+
+    ``share``: of a piece's blocks, that may be nearer.
+    """
     sets, gaps = block_sets(whole, row, other, partner)[0], defaultdict[int, list[float]](list)
     for one in sets:
         for at in one.own if len(one.own) == 1 else ():
@@ -303,10 +313,10 @@ def farther(whole: Whole, row: int, other: Run, partner: int, least: float) -> s
     if min(map(len, gaps.values()), default=0) < _FEWEST_BLOCKS:
         return set()
     usual = sqrt(sum(one.golden for one in sets) / sum(len(one.blocks) for one in sets))
-    ranked = sorted((float(np.median(gap)), at) for at, gap in gaps.items())
+    ranked = sorted((float(np.quantile(gap, share)), at) for at, gap in gaps.items())
     for split, ((near, _), (away, _)) in enumerate(pairwise(ranked), 1):
         if away > least * usual and near <= _NEARER * away:
-            return {whole.pieces_of(row)[at].rank for at in _with_copies(whole, row, {at for _, at in ranked[split:]})}
+            return _with_copies(whole, row, {at for _, at in ranked[split:]})
     return set()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinprobe._align.calls import dims, epsilon
 from twinprobe._judge.origin import Divergence
@@ -16,8 +16,9 @@ from twinprobe._layout.wrong_ranks import (
     in_one_stretch,
     misplaced,
     numbers_of,
+    only_on,
     other_data,
-    shards_of,
+    owners_of,
     strange_shards,
 )
 from twinprobe._runs.names import FORWARD, parse_op
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ON_RANKS = "differs on rank"
 _MOST_WORDS = 64  # values that ranks were given
 _LAST_VALUES, _MOST_VALUES = 24, 2000  # of which ranks are asked: those at the end, and all
+_MOST_BLOCKS = 0.25  # of a piece's blocks may be nearer, if it is far off as a whole
 _EPSILONS = 2  # by which copies in 16 bits differ where they are no copies
 ODD = (NO_REPLICA, "adds them up", "shard differs")
 _VALUE = r"\.(input|output|parameters)\."
@@ -114,8 +116,9 @@ def odd_ranks(
 ) -> Divergence | None:
     """The first value before a row that some ranks alone have wrong, of the noise that 16 bits explain.
 
-    Ranks compute alike: copies are equal, and of shards those of other ranks tell how far noise goes. Parameters have
-    none before the first step. ``said``: of single ranks, by names; ``differ`` says whether the runs differ at all.
+    Ranks compute alike: copies are equal, and of shards those of other ranks tell how far noise goes, or those of other
+    micro batches. Parameters have none before the first step. ``said``: of single ranks, by names; ``differ`` says
+    whether the runs differ at all. They do if most of what a rank, or a micro batch, gives in the end is far off.
     """
     known = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null() & pairs["t_name"].str.contains(_VALUE)
     rows = pairs.with_row_index("order").filter(known).select("order", "t_row", "g_row", "t_name", "g_name", "g_dtype")
@@ -131,17 +134,28 @@ def odd_ranks(
     # A parameter that is not copied may have no effect.
     sure = {name for name, words in said.items() if FORWARD in name and (words.endswith(ODD[-1]) or "put." in name)}
     certain = any(one[3] in sure and apart(one[1], one[-1], _EPSILONS) for one in values)
-    if not values or (not certain and not differ()):
-        return None
     cut = [one for one in values if FORWARD in one[3] and whole.is_cut(one[1]) and not certain]
+
+    def places(order: tuple[Any, ...], least: float, share: float) -> set[tuple[int, ...]]:
+        pieces = whole.pieces_of(order[1])
+        return {pieces[at].place for at in farther(whole, order[1], golden, order[2], least, share)}
+
     # What only a part of the batch has wrong stays there: what dies out is no difference.
-    odd = {rank for one in cut[-_LAST_VALUES:] for rank in farther(whole, one[1], golden, one[2], 0.0)}
+    odd = {place for one in cut[-_LAST_VALUES:] for place in places(one, epsilon(one[-1]), _MOST_BLOCKS)}
+    if not certain and values and differ():
+        odd |= {place for one in cut[-_LAST_VALUES:] for place in places(one, 0.0, 0.5)}
+    elif not certain and not odd:
+        return None
     asked = {one[0] for one in cut[:_MOST_VALUES]}
     for order, row, partner, name, other, dtype in values:
         words = said.get(name, "") if apart(row, dtype, 1) else ""
-        ranks = farther(whole, row, golden, partner, epsilon(dtype)) if not words and order in asked else set()
-        if ranks and (ranks <= odd or not whole.is_cut(row, batch=True)):
-            words = f"{shards_of(sorted(ranks))}, on the other ranks it agrees better"
+        wrong = farther(whole, row, golden, partner, epsilon(dtype)) if not words and order in asked else set()
+        pieces = whole.pieces_of(row)
+        if wrong and ({pieces[at].place for at in wrong} <= odd or not whole.is_cut(row, batch=True)):
+            words = owners_of(whole, row, wrong, "agree better")
+            words += ", on the other ranks it agrees better" if words.startswith(("rank", "the shards")) else ""
+            alone = only_on(whole, whole.pieces["op"][row]) if words else ""
+            words += f"; made by {alone} alone" if alone else ""
         if words:
             op, argument = whole.pieces["op"][row], whole.pieces["suffix"][row].removeprefix(".")
             inside = whole.parents.get(op) if argument.startswith("input") or not parse_op(op).is_module else op
