@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import prod
 from operator import eq
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from twinprobe._layout.ranks import micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
 from twinprobe._layout.sketched.earlier import moved
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on, whose
 from twinprobe._runs.names import TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
 from twinprobe.errors import TwinProbeError
@@ -56,7 +57,34 @@ def one_multiple(comparison: Comparison) -> list[str]:
         with suppress(TwinProbeError):  # a program that counts micro batches itself calls its modules so often
             sizes["micro batches"] = max(sizes["micro batches"], passes_of(open_run(folders[0] / DUMP)))
     named = {f"{name}={size}": size for name, size in sizes.items() if size > 1}
+    batch = [name for name in named if name.startswith(("dp", "cp", "ep"))]
+    if len(batch) > 1:  # all ranks that have a part of the batch
+        named[" x ".join(batch)] = prod(map(named.get, batch))  # type: ignore[arg-type]
     return _one_factor(ratios, named, max(precision, comparison.target.settings.get(PRODUCT_PRECISION, 0.0)))
+
+
+def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence | None:
+    """The first gradient that a module is given and that differs, behind a scale of the loss, if those of modules before
+    it agree: it is another one. All differences behind the scale were excused by it."""
+    pairs, state = comparison.evidence.pairs, comparison.judged.state
+    given = pairs["t_name"].str.contains(r"^(Module|Cell)\..*\.backward\.\d+\.input\.").fill_null(value=False).to_numpy()
+    agree = False
+    for row in np.flatnonzero(given & pairs["g_row"].is_not_null().to_numpy()).tolist():
+        if row <= scaled.order or state[row] != DIFFERS:
+            agree |= row > scaled.order
+            continue
+        if not agree:
+            return None
+        name, whole, golden = pairs["t_name"][row], comparison.target, comparison.golden
+        op, argument = name[: name.index(".input.")], name[name.index("input.") :]
+        said = f"{argument}: this gradient differs, though those of the modules behind it agree"
+        if isinstance(whole, Whole) and not isinstance(golden, Whole):
+            files = pairs["t_file"][row], pairs["g_file"][row]
+            own = whose(whole, pairs["t_row"][row], golden, pairs["g_row"][row], files)
+            alone = only_on(whole, op)
+            said = "; ".join(filter(None, [said, own, alone and f"made by {alone} alone"]))
+        return moved(scaled, op, argument, pairs["g_name"][row], row, parse_op(op).body, said)
+    return None
 
 
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:

@@ -17,7 +17,14 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
-from twinprobe._compare.rank_gradients import UNREDUCED, before_the_gradients, not_shared, not_updated, one_multiple
+from twinprobe._compare.rank_gradients import (
+    UNREDUCED,
+    before_the_gradients,
+    behind_the_scale,
+    not_shared,
+    not_updated,
+    one_multiple,
+)
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
@@ -274,7 +281,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
     notes = [*summary.notes, f"{first.row} is scaled{said}"]
     others = [] if agree else summary.others
-    left = next(iter(others), None)
+    left = next(iter(others), None) or (behind_the_scale(comparison, first) if given.first is not None else None)
     return replace(comparison, summary=replace(summary, first=left, others=others[1:], results=kept, notes=notes))
 
 

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._layout.pieces import (
     AXES,
+    COPIES,
     PLAIN,
+    SUM,
     Arithmetic,
     Piece,
     Way,
@@ -43,7 +45,7 @@ from twinprobe._layout.sketched.blocks import (
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
-from twinprobe._runs.names import is_module, parse_op
+from twinprobe._runs.names import BACKWARD, is_module, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.sketches import BLOCKS, SHARD
 from twinprobe._runs.table import PARAMETER, STATS
@@ -77,6 +79,11 @@ def whose(
         if whole.table["role"][row] == PARAMETER:
             ranks = _gathered_from(whole, row, other, partner)
             return f"{shards_of(ranks)}, which is gathered" if ranks else ""
+        if len(pieces) > 2 and pieces[0].shape == () and f".{BACKWARD}" in whole.pieces["op"][row]:
+            # The gradients of losses are factors, which most micro batches and most ranks share.
+            usual = max(pieces, key=lambda piece: sum(same([piece, other]) for other in pieces))
+            odd = [at for at, piece in enumerate(pieces) if not same([piece, usual])]
+            return owners_of(whole, row, odd) if 0 < len(odd) < len(pieces) / 2 else ""
         ranks = _by_summands(whole, row, other, partner)
         return f"rank {numbers_of(ranks)}'s part of the sum differs" if ranks else ""
     if None not in files:
@@ -351,8 +358,8 @@ def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[
     goal = sketch_of(other, other.table["name"][partner])
     if None not in placed and {one.ways for one in placed} == {(0,)}:
         places = [one.mesh.index(piece.rank) for piece, one in zip(pieces, placed, strict=True)]
-    elif not any(placed) and len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0:
-        places = [piece.place[-1] for piece in pieces]
+    elif not any(placed) and len(way) == len(AXES) and sorted(way)[-2:] in ([COPIES, 0], [SUM, 0]):
+        places = [piece.place[way.index(0)] for piece in pieces]  # cut once, over tensor or expert parallel ranks
     else:
         return None
     own, held = sketches_of(whole, row), [places.index(place) for place in sorted(set(places))]
