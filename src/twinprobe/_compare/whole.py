@@ -27,10 +27,11 @@ from twinprobe._compare.rank_gradients import (
 )
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
+from twinprobe._judge.describe import size_words
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, PARAMETER_DIFFERS
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,
@@ -452,6 +453,11 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
     runs = comparison.target, comparison.golden
     first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)
     first = first or comparison.summary.first
+    if first is not None and first.begins == MISSING and isinstance(runs[0], Whole):
+        around = runs[1].parents.get(first.op) or ""
+        if around and call_head(around) in runs[0].exchanging:  # there the target's functions were left out
+            words = f"{first.row}: the difference begins in this module's own code{size_words(first)}"
+            first = replace(first, op=around, sentence=words, begins=BETWEEN, kinds=[])
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
@@ -520,6 +526,9 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
     at = comparison.summary.first.order if comparison.summary.first is not None else -1
     if at >= 0 and differs[at] and run.path.name != OPTIMIZER_FILE:  # what a module's own code gives to another call
         asked.setdefault(at, False)
+    if comparison.summary.first is not None:  # what a call of golden's own would have made
+        read = (pairs["t_name"] == comparison.summary.first.row).fill_null(value=False).to_numpy()
+        asked |= {row: False for row in np.flatnonzero(read & differs).tolist() if row not in asked}
     # Parameters that differ before a step come first; before the first one of all, nothing has made noise of them.
     if run.path.name == OPTIMIZER_FILE or (not suspects and run.step == 0):
         asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)

@@ -297,14 +297,13 @@ def unlike_types(ranks: Mapping[int, RankDump], layout: Layout, other: Run | Non
 
     tables = []
     for rank, dump in ranks.items():
-        place, table = layout.place(rank), dump.run.table
+        # Names without the calls that were left out, of which ranks may have made unlike numbers.
+        calls = pl.Series(dump.run.ops, dtype=pl.String).gather(dump.run.table["op"])
+        place, table = layout.place(rank), dump.run.table.with_columns(name=calls + dump.suffixes)
         floats = table.filter((pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("float"))
         tables.append(floats.select("name", "dtype", rank=pl.lit(rank), part=pl.lit(f"{place.pp} {place.ep}")))
-    # Of a function that some ranks call more often, the later calls have other numbers there.
-    head = pl.col("name").str.replace(r"\.\d+\.(forward|backward)\..*", "")
-    rows = pl.concat(tables).with_columns(values=pl.len().over("rank", head))
-    rows = rows.filter(pl.col("values").n_unique().over("part", head) == 1)
-    rows = rows.filter(pl.col("dtype").n_unique().over("part", "name") > 1)
+    rows = pl.concat(tables).with_columns(types=pl.col("dtype").n_unique().over("part", "name"))
+    rows = rows.filter(pl.col("types") > 1)
     if rows.is_empty():
         return []
     first = rows.filter((pl.col("name") == rows["name"][0]) & (pl.col("part") == rows["part"][0]))

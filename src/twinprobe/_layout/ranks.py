@@ -50,6 +50,8 @@ class RankDump:
     sharded: dict[str, Placement] = field(default_factory=dict)
     """How the optimizer has the parameters, by their paths: modules that gather them have them whole."""
     header: dict[str, Any] = field(default_factory=dict)
+    exchanging: set[str] = field(default_factory=set)
+    """Modules whose functions on pieces of other ranks were left out."""
 
 
 def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump]:
@@ -329,10 +331,30 @@ def without_own_calls(opened: Sequence[Mapping[int, RankDump]], sequences: Seque
     for word, ranks, cut in zip(("target", "golden"), opened, sequences, strict=True):
         again = sum(_leave_out(dump, _recomputation(dump.run)) for dump in ranks.values())
         among_others = min(map(len, opened)) > 1
-        ring = sum(_leave_out(dump, _exchanges(dump.run, among_others)) for dump in ranks.values() if cut)
+        left = {rank: _exchanges(dump.run, among_others) for rank, dump in ranks.items() if cut}
+        steps = {rank: Counter(ranks[rank].run.parents.get(name) or "" for name in own) for rank, own in left.items()}
+        for rank, own in steps.items():
+            ranks[rank].exchanging = {name for name in own if f".{FORWARD}" in name}
+        said += [f"{word}: {text}" for text in _unlike_rings(steps)]
+        ring = sum(_leave_out(ranks[rank], own) for rank, own in left.items())
         said += [f"{word}: {again:,} calls of functions inside backward (checkpointing, communication): left out"] * (
             again > 0
         ) + [f"{word}: {ring:,} calls of functions on pieces of other ranks: left out"] * (ring > 0)
+    return said
+
+
+def _unlike_rings(steps: Mapping[int, Mapping[str, int]]) -> list[str]:
+    """The rank that deals with more or fewer pieces in a module than all others, which do alike, in words.
+
+    Where a mask leaves pieces out, each rank has another number of them.
+    """
+    said = []
+    for module in dict.fromkeys(name for own in steps.values() for name in own if f".{FORWARD}" in name):
+        counts = {rank: own.get(module, 0) for rank, own in steps.items()}
+        usual, often = Counter(counts.values()).most_common(1)[0]
+        odd = [rank for rank, count in counts.items() if count != usual]
+        if len(odd) == 1 < often:
+            said.append(f"{module}: rank {odd[0]} makes {counts[odd[0]]} calls on pieces of other ranks, others {usual}")
     return said
 
 

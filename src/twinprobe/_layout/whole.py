@@ -56,6 +56,8 @@ class Whole(Run):
     settled: bool = False
     own_words: frozenset[str] = frozenset()
     """Modules whose functions are left out, since each rank calls them with its own words: see ``call_head``."""
+    exchanging: frozenset[str] = frozenset()
+    """The same, since they deal with pieces of other ranks: only some of the module's functions are left out."""
 
     @property
     def tensor_folder(self) -> Path:
@@ -192,6 +194,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
     whole.parents, whole.arrangement, whole.findings = parents, str(layout), odd + said
+    whole.exchanging = frozenset(call_head(name) for dump in ranks.values() for name in dump.exchanging)
     if routing:
         whole.own_words = frozenset(map(call_head, around))
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
