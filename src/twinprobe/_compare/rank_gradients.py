@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import epsilon
 from twinprobe._align.links import NONE
+from twinprobe._judge.describe import describe
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
 from twinprobe._judge.origin import Divergence
 from twinprobe._layout.ranks import micro_batches, passes_of
@@ -85,6 +86,26 @@ def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence |
             said = "; ".join(filter(None, [said, own, alone and f"made by {alone} alone"]))
         return moved(scaled, op, argument, pairs["g_name"][row], row, parse_op(op).body, said)
     return None
+
+
+def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None:
+    """The first value that is as far beyond its noise as the gradients that an optimizer is given, where no result of
+    the pass itself shows it: these gradients are its effect. What ranks did with gradients afterwards is another matter."""
+    told = any(words in update.sentence for words in (NOT_GOLDENS, NOTHING, UNREDUCED, "times golden's", "not the gradient"))
+    judged, whole, golden = comparison.judged, comparison.target, comparison.golden
+    if told or update.argument != "input.0" or judged.noise is None or not update.times_noise:
+        return None
+    lost = (one for one in judged.beginnings if judged.noise.times[one.row] * _FAR >= update.times_noise)
+    found = next((one for one in lost if comparison.evidence.pairs["t_row"][one.row] is not None), None)
+    if found is None:
+        return None
+    first = describe(whole, golden, comparison.evidence, judged, found)
+    row = comparison.evidence.pairs.row(found.row, named=True)
+    own = whose(whole, row["t_row"], golden, row["g_row"], (row["t_file"], row["g_file"])) if isinstance(
+        whole, Whole) and row["g_row"] is not None else ""  # fmt: skip
+    said = "the results of the pass are within noise, the gradients that the optimizer is given are not"
+    sentence = first.sentence.replace(", without effect on any result", "")
+    return replace(first, sentence="; ".join(filter(None, [sentence, own, said])))
 
 
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:

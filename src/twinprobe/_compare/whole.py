@@ -24,6 +24,7 @@ from twinprobe._compare.rank_gradients import (
     not_shared,
     not_updated,
     one_multiple,
+    with_effect,
 )
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
@@ -205,6 +206,10 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if job.target.name != DUMP:
         return _without_noise(found, job, options)
     found = _by_ranks(_other_weight(_without_scale(found, job, options), job, options), job, options)
+    if found.summary.first is None and found.judged.beginnings:  # none of them shows in a result
+        update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
+        first = with_effect(found, update) if update is not None else None
+        found = replace(found, summary=replace(found.summary, first=first))
     return _update_before(found, job, options)
 
 
@@ -418,7 +423,8 @@ def open_wholes(
             continue
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
-        runs.append(make_whole(ranks, layout, path, micro[at], lender))
+        beside = next(iter(opened[1 - at].values())).run
+        runs.append(make_whole(ranks, layout, path, micro[at], lender, beside))
     for at, run in enumerate(runs):
         other = runs[1 - at]
         if isinstance(run, Whole) and run.own_words and not isinstance(other, Whole):
@@ -540,6 +546,7 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
                 continue
             later = role[row] == OUTPUT and of_row[row] != first
             words = whose(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files, inherited=later)
+            words = f"in the golden run, {words}" if words and side == "g" and isinstance(run, Whole) else words
             found += [f"{pairs[f'{side}_name'][row]}: {words}"] if words else []
     return found
 

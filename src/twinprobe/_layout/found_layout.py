@@ -162,10 +162,11 @@ def _cut_parameters(held: Sequence[Mapping[str, Any]], shapes: Mapping[str, Shap
 
 
 def _alike(held: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether ranks have the same parameters, but for a few: a copy that differs is a finding."""
-    names = held[0].keys()
-    same = [sum(value == held[0].get(name) for name, value in one.items()) for one in held]
-    return all(one.keys() == names for one in held) and min(same) >= _MOST_COPIES * len(names)
+    """Whether ranks have the same parameters, but for a few: a copy that differs is a finding, or one that is missing
+    since a rank does not call its module."""
+    names = set().union(*held)
+    usual = max(held, key=len)
+    return min(sum(value == usual.get(name) for name, value in one.items()) for one in held) >= _MOST_COPIES * len(names)
 
 
 def _contents(held: Mapping[str, Any]) -> tuple[Any, ...]:

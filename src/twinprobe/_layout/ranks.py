@@ -68,6 +68,7 @@ def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump
             lost.append(wrong)
         dump = RankDump(rank, file.parent, run, [0] * len(run.ops), _suffixes(run), header=header)
         lost += _take_placements(dump)
+        _number_gradients(dump)
         opened[rank] = dump
     if not opened:
         raise BadInput("no rank could be read", where=next(iter(files.values())).parent.parent, hint="; ".join(lost))
@@ -166,6 +167,24 @@ def _module_calls(run: Run, direction: str = FORWARD) -> Counter[str]:
         if op.is_module and op.direction == direction:
             counts[f"{op.body}.{op.cls}"] += 1
     return counts
+
+
+def _number_gradients(dump: RankDump) -> None:
+    """Give the gradients of parameters the numbers of the micro batches that they are of.
+
+    They are recorded in the order in which these come back: in some schedules of pipelines the last one comes first.
+    """
+    ops = list(zip(dump.run.ops, dump.run.op_names, strict=True))
+    back: dict[tuple[str, str], list[int]] = defaultdict(list)
+    counts: Counter[tuple[str, str]] = Counter()
+    for _, op in ops:
+        key = op.body, op.cls
+        counts[key] += op.is_module and op.direction == GRADIENTS
+        back[key] += [op.call] if op.is_module and op.direction == BACKWARD else []
+    turned = {key for key, calls in back.items() if len(calls) == counts[key] and calls != sorted(calls)}
+    if turned:
+        _rename(dump, [op.renumbered(back[op.body, op.cls][op.call])
+                       if op.direction == GRADIENTS and (op.body, op.cls) in turned else name for name, op in ops])  # fmt: skip
 
 
 def fold_calls(dump: RankDump, micro: int) -> None:

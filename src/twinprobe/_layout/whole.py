@@ -139,8 +139,11 @@ class Whole(Run):
         return [self.ranks[rank].placements.get(name) for rank, name in zip(ranks, names, strict=True)]
 
 
-def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None) -> Whole:
-    """Fold the runs of all ranks; ``other`` lends the shapes of values that have the same names there."""
+def make_whole(
+    ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None, beside: Run | None = None
+) -> Whole:
+    """Fold the runs of all ranks; ``other`` lends the shapes of values that have the same names there. ``beside`` is a
+    run of the other side, or of one of its ranks."""
     import polars as pl
 
     stages: dict[int, list[tuple[tuple[int, ...], Run]]] = defaultdict(list)
@@ -155,7 +158,8 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
         of_run[id(dump.run)] = dump
     # Of a run that is one piece, no path begins with the number of a virtual stage.
-    bare = layout.vpp > 1 and other is not None and all(chunk_of(name) is None for name in other.ops)
+    beside = beside or other
+    bare = layout.vpp > 1 and beside is not None and all(chunk_of(name) is None for name in beside.ops)
     names = StageNames(
         chunks=layout.vpp > 1, lists=layout.experts, bare=bare, items_of=_list_of_stages(ranks, layout, other)
     )
