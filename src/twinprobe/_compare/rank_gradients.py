@@ -18,7 +18,7 @@ from twinprobe._align.links import NONE
 from twinprobe._judge.describe import describe
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
 from twinprobe._judge.origin import Divergence
-from twinprobe._layout.ranks import micro_batches, passes_of
+from twinprobe._layout.ranks import ONE_RANK, micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
 from twinprobe._layout.sketched.earlier import moved
 from twinprobe._layout.whole import Whole
@@ -68,7 +68,9 @@ def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence |
     """The first gradient that a module is given and that differs, behind a scale of the loss, if those of modules before
     it agree: it is another one. All differences behind the scale were excused by it."""
     pairs, state = comparison.evidence.pairs, comparison.judged.state
-    given = pairs["t_name"].str.contains(r"^(Module|Cell)\..*\.backward\.\d+\.input\.").fill_null(value=False).to_numpy()
+    given = (
+        pairs["t_name"].str.contains(r"^(Module|Cell)\..*\.backward\.\d+\.input\.").fill_null(value=False).to_numpy()
+    )
     agree = False
     for row in np.flatnonzero(given & pairs["g_row"].is_not_null().to_numpy()).tolist():
         if row <= scaled.order or state[row] != DIFFERS:
@@ -91,9 +93,19 @@ def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence |
 def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None:
     """The first value that is as far beyond its noise as the gradients that an optimizer is given, where no result of
     the pass itself shows it: these gradients are its effect. What ranks did with gradients afterwards is another matter."""
-    told = any(words in update.sentence for words in (NOT_GOLDENS, NOTHING, UNREDUCED, "times golden's", "not the gradient"))
+    told = any(
+        words in update.sentence for words in (NOT_GOLDENS, NOTHING, UNREDUCED, "times golden's", "not the gradient")
+    )
     judged, whole, golden = comparison.judged, comparison.target, comparison.golden
-    if told or update.argument != "input.0" or judged.noise is None or not update.times_noise:
+    if told or update.argument != "input.0" or judged.noise is None:
+        return None
+    shown = "the results of the pass are within noise, the gradients that the optimizer is given are not"
+    for text in whole.findings if isinstance(whole, Whole) else ():  # what a rank does otherwise in the same layer
+        module, _, said = text.partition(": ")
+        path = parse_op(module).body
+        if said.endswith(ONE_RANK) and updated_parameter(update.op).startswith(f"{path.rpartition('.')[0]}."):
+            return replace(moved(update, module, "", module, NONE, path, f"{said}; {shown}"), row=module)
+    if not update.times_noise:
         return None
     lost = (one for one in judged.beginnings if judged.noise.times[one.row] * _FAR >= update.times_noise)
     found = next((one for one in lost if comparison.evidence.pairs["t_row"][one.row] is not None), None)
@@ -103,9 +115,8 @@ def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None
     row = comparison.evidence.pairs.row(found.row, named=True)
     own = whose(whole, row["t_row"], golden, row["g_row"], (row["t_file"], row["g_file"])) if isinstance(
         whole, Whole) and row["g_row"] is not None else ""  # fmt: skip
-    said = "the results of the pass are within noise, the gradients that the optimizer is given are not"
     sentence = first.sentence.replace(", without effect on any result", "")
-    return replace(first, sentence="; ".join(filter(None, [sentence, own, said])))
+    return replace(first, sentence="; ".join(filter(None, [sentence, own, shown])))
 
 
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:

@@ -206,7 +206,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if job.target.name != DUMP:
         return _without_noise(found, job, options)
     found = _by_ranks(_other_weight(_without_scale(found, job, options), job, options), job, options)
-    if found.summary.first is None and found.judged.beginnings:  # none of them shows in a result
+    if found.summary.first is None:  # nothing shows in a result of the pass
         update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
         first = with_effect(found, update) if update is not None else None
         found = replace(found, summary=replace(found.summary, first=first))

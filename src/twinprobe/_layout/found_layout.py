@@ -166,7 +166,8 @@ def _alike(held: Sequence[Mapping[str, Any]]) -> bool:
     since a rank does not call its module."""
     names = set().union(*held)
     usual = max(held, key=len)
-    return min(sum(value == usual.get(name) for name, value in one.items()) for one in held) >= _MOST_COPIES * len(names)
+    same = [sum(value == usual.get(name) for name, value in one.items()) for one in held]
+    return min(same) >= _MOST_COPIES * len(names)
 
 
 def _contents(held: Mapping[str, Any]) -> tuple[Any, ...]:

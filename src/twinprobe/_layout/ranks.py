@@ -34,6 +34,7 @@ COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
 REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
 _PIECE_BY_PIECE = re.compile(COLLECTIVE.pattern + r"(batch_isend_irecv|i?send|i?recv)\.")
 _TO_EACH = re.compile(COLLECTIVE.pattern + r"all_to_all\w*\.")
+ONE_RANK = "here, other ranks do not", "here, other ranks do"
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
@@ -292,8 +293,8 @@ def align_calls(dumps: Sequence[RankDump]) -> list[str]:
                     continue
                 for head, call in calls[low:high]:
                     number[head, call], free[head] = free[head], free[head] + 1
-                parts = ((calls[low:high], "calls", "do not"), (known[start:stop], "does not call", "do"))
-                said += [f"{around}: rank {dump.rank} {verb} {some[0][0].rstrip('.')} here, other ranks {end}"
+                parts = (calls[low:high], "calls", ONE_RANK[0]), (known[start:stop], "does not call", ONE_RANK[1])
+                said += [f"{around}: rank {dump.rank} {verb} {some[0][0].rstrip('.')} {end}"
                          for some, verb, end in parts if some and around is not None]  # fmt: skip
         names = []
         for name, op in zip(dump.run.ops, dump.run.op_names, strict=True):
@@ -373,7 +374,8 @@ def _unlike_rings(steps: Mapping[int, Mapping[str, int]]) -> list[str]:
         usual, often = Counter(counts.values()).most_common(1)[0]
         odd = [rank for rank, count in counts.items() if count != usual]
         if len(odd) == 1 < often:
-            said.append(f"{module}: rank {odd[0]} makes {counts[odd[0]]} calls on pieces of other ranks, others {usual}")
+            made = f"rank {odd[0]} makes {counts[odd[0]]} calls on pieces of other ranks, the others {usual}"
+            said.append(f"{module}: {made}")
     return said
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import nan
+from math import isnan, nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,15 +87,17 @@ class Whole(Run):
         known = {rank: run.sketches for rank, run in runs.items() if run.sketches is not None}
         rows_of = {rank: {name: row for row, name in enumerate(runs[rank].table["name"])} for rank in known}
         index, found = np.full(self.table.height, -1), list[Any]()
-        norms, kinds = self.table["norm"].to_list(), self.table["kind"].to_list()
+        norms, kinds, shapes = (self.table[name].to_list() for name in ("norm", "kind", "shape"))
         for row, (ranks, names) in enumerate(zip(self._lists[0], self._lists[-1], strict=True)):
             places = [rows_of.get(rank, {}).get(name, -1) for rank, name in zip(ranks, names, strict=True)]
-            if kinds[row] != TENSOR or norms[row] is None or -1 in places:
+            if kinds[row] != TENSOR or -1 in places:
                 continue
             pieces = [known[rank].of(np.array([place])) for rank, place in zip(ranks, places, strict=True)]
             whole = combined(np.concatenate(pieces))
-            # The norm of summands is not known, and an old recorder rounds those of 16-bit tensors.
-            if whole is not None and abs(whole["norm"][0] - norms[row]) <= 0.005 * abs(norms[row]):
+            if whole is None or whole["whole"][0] != prod(dims(shapes[row]) or ()):
+                continue
+            # The norm of summands is not known, and an old recorder rounds those of 16-bit tensors. Masks have none.
+            if norms[row] is None or isnan(norms[row]) or abs(whole["norm"][0] - norms[row]) <= 0.005 * abs(norms[row]):
                 index[row] = len(found)
                 found.append(whole)
         return Sketches(np.concatenate(found), index) if found else None

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from math import sqrt
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from twinprobe._align.calls import dims, epsilon
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
+from twinprobe._layout.sketched.blocks import block_sets
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import (
+    FEWEST_BLOCKS,
+    NEARER,
     NO_REPLICA,
-    farther,
     in_one_stretch,
     misplaced,
     numbers_of,
@@ -20,6 +27,7 @@ from twinprobe._layout.wrong_ranks import (
     other_data,
     owners_of,
     strange_shards,
+    with_copies,
 )
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
@@ -109,6 +117,25 @@ def _other_numbers(whole: Whole, row: int, golden: Run, partner: int) -> str:
     if not ranks or len(ranks) >= len(whole.pieces_of(row)):
         return ""
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)} {'have' if len(ranks) > 1 else 'has'} other numbers there"
+
+
+def farther(whole: Whole, row: int, other: Run, partner: int, least: float, share: float = 0.5) -> set[int]:
+    """The pieces of a value that are much farther from golden's than others, by so much of usual blocks.
+
+    ``share``: of a piece's blocks, that may be nearer.
+    """
+    sets, gaps = block_sets(whole, row, other, partner)[0], defaultdict[int, list[float]](list)
+    for one in sets:
+        for at in one.own if len(one.own) == 1 else ():
+            gaps[at].append(abs(sqrt(one.own[at]) - sqrt(one.golden)) / sqrt(len(one.blocks)))
+    if min(map(len, gaps.values()), default=0) < FEWEST_BLOCKS:
+        return set()
+    usual = sqrt(sum(one.golden for one in sets) / sum(len(one.blocks) for one in sets))
+    ranked = sorted((float(np.quantile(gap, share)), at) for at, gap in gaps.items())
+    for split, ((near, _), (away, _)) in enumerate(pairwise(ranked), 1):
+        if away > least * usual and near <= NEARER * away:
+            return with_copies(whole, row, {at for _, at in ranked[split:]})
+    return set()
 
 
 def odd_ranks(
