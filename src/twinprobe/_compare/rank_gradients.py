@@ -19,11 +19,11 @@ from twinprobe._judge.describe import describe
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
 from twinprobe._judge.origin import Divergence
 from twinprobe._layout.ranks import ONE_RANK, micro_batches, passes_of
-from twinprobe._layout.settle import NO_UPDATE
+from twinprobe._layout.settle import FROM_OTHERS, NO_UPDATE, SETTING
 from twinprobe._layout.sketched.earlier import moved
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on, whose
-from twinprobe._runs.names import TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._runs.names import FORWARD, TOTAL_NORM, is_module, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
 from twinprobe.errors import TwinProbeError
 
@@ -65,8 +65,8 @@ def one_multiple(comparison: Comparison) -> list[str]:
 
 
 def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence | None:
-    """The first gradient that a module is given and that differs, behind a scale of the loss, if those of modules before
-    it agree: it is another one. All differences behind the scale were excused by it."""
+    """The first gradient that a module is given and that differs behind a scale of the loss, where those before it
+    agree: it is wrong by itself, though the scale has excused all differences behind it."""
     pairs, state = comparison.evidence.pairs, comparison.judged.state
     given = (
         pairs["t_name"].str.contains(r"^(Module|Cell)\..*\.backward\.\d+\.input\.").fill_null(value=False).to_numpy()
@@ -92,7 +92,7 @@ def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence |
 
 def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None:
     """The first value that is as far beyond its noise as the gradients that an optimizer is given, where no result of
-    the pass itself shows it: these gradients are its effect. What ranks did with gradients afterwards is another matter."""
+    the pass itself shows it: these gradients are its effect. What ranks did with gradients later is another matter."""
     told = any(
         words in update.sentence for words in (NOT_GOLDENS, NOTHING, UNREDUCED, "times golden's", "not the gradient")
     )
@@ -101,14 +101,18 @@ def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None
         return None
     shown = "the results of the pass are within noise, the gradients that the optimizer is given are not"
     for text in whole.findings if isinstance(whole, Whole) else ():  # what a rank does otherwise in the same layer
-        module, _, said = text.partition(": ")
-        path = parse_op(module).body
-        if said.endswith(ONE_RANK) and updated_parameter(update.op).startswith(f"{path.rpartition('.')[0]}."):
-            return replace(moved(update, module, "", module, NONE, path, f"{said}; {shown}"), row=module)
+        name, _, said = text.partition(": ")
+        op, _, argument = name.partition(".input.")
+        path = parse_op(op if is_module(op) else whole.parents.get(op) or op).body
+        layer = updated_parameter(update.op).startswith(f"{path.rpartition('.')[0]}.")
+        if layer and (said.endswith(ONE_RANK) or (SETTING in said and FROM_OTHERS in said)):
+            first = moved(update, op, argument and f"input.{argument}", name, NONE, path, f"{said}; {shown}")
+            return replace(first, row=name)
     if not update.times_noise:
         return None
     lost = (one for one in judged.beginnings if judged.noise.times[one.row] * _FAR >= update.times_noise)
-    found = next((one for one in lost if comparison.evidence.pairs["t_row"][one.row] is not None), None)
+    names = comparison.evidence.pairs["t_name"]
+    found = next((one for one in lost if f".{FORWARD}." in (names[one.row] or "")), None)
     if found is None:
         return None
     first = describe(whole, golden, comparison.evidence, judged, found)

@@ -460,10 +460,10 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
     first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)
     first = first or comparison.summary.first
     if first is not None and first.begins == MISSING and isinstance(runs[0], Whole):
-        around = runs[1].parents.get(first.op) or ""
-        if around and call_head(around) in runs[0].exchanging:  # there the target's functions were left out
+        inside = runs[1].parents.get(first.op) or ""
+        if inside and call_head(inside) in runs[0].exchanging:  # there the target's functions were left out
             words = f"{first.row}: the difference begins in this module's own code{size_words(first)}"
-            first = replace(first, op=around, sentence=words, begins=BETWEEN, kinds=[])
+            first = replace(first, op=inside, sentence=words, begins=BETWEEN, kinds=[])
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.

@@ -167,7 +167,7 @@ def _alike(held: Sequence[Mapping[str, Any]]) -> bool:
     names = set().union(*held)
     usual = max(held, key=len)
     same = [sum(value == usual.get(name) for name, value in one.items()) for one in held]
-    return min(same) >= _MOST_COPIES * len(names)
+    return bool(min(same) >= _MOST_COPIES * len(names))
 
 
 def _contents(held: Mapping[str, Any]) -> tuple[Any, ...]:

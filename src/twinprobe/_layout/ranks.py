@@ -176,16 +176,20 @@ def _number_gradients(dump: RankDump) -> None:
     They are recorded in the order in which these come back: in some schedules of pipelines the last one comes first.
     """
     ops = list(zip(dump.run.ops, dump.run.op_names, strict=True))
-    back: dict[tuple[str, str], list[int]] = defaultdict(list)
-    counts: Counter[tuple[str, str]] = Counter()
+    back: dict[str, list[int]] = defaultdict(list)
     for _, op in ops:
-        key = op.body, op.cls
-        counts[key] += op.is_module and op.direction == GRADIENTS
-        back[key] += [op.call] if op.is_module and op.direction == BACKWARD else []
-    turned = {key for key, calls in back.items() if len(calls) == counts[key] and calls != sorted(calls)}
+        back[op.body] += [op.call] if op.is_module and op.direction == BACKWARD else []
+    turned: dict[str, list[int]] = {}
+    for path, count in Counter(op.body for _, op in ops if op.direction == GRADIENTS).items():
+        around = path  # a module that is not called itself (the output layer of attention) goes with the one around it
+        while around and len(back.get(around, ())) != count:
+            around = around.rpartition(".")[0]
+        calls = back.get(around, [])
+        turned |= {path: calls} if len(calls) == count and calls != sorted(calls) else {}
     if turned:
-        _rename(dump, [op.renumbered(back[op.body, op.cls][op.call])
-                       if op.direction == GRADIENTS and (op.body, op.cls) in turned else name for name, op in ops])  # fmt: skip
+        odd = [op.direction == GRADIENTS and op.body in turned for _, op in ops]
+        _rename(dump, [op.renumbered(turned[op.body][op.call]) if other else name
+                       for (name, op), other in zip(ops, odd, strict=True)])  # fmt: skip
 
 
 def fold_calls(dump: RankDump, micro: int) -> None:

@@ -142,7 +142,7 @@ class Whole(Run):
 
 
 def make_whole(
-    ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None, beside: Run | None = None
+    ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None, beside: Run
 ) -> Whole:
     """Fold the runs of all ranks; ``other`` lends the shapes of values that have the same names there. ``beside`` is a
     run of the other side, or of one of its ranks."""
@@ -160,8 +160,7 @@ def make_whole(
         stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
         of_run[id(dump.run)] = dump
     # Of a run that is one piece, no path begins with the number of a virtual stage.
-    beside = beside or other
-    bare = layout.vpp > 1 and beside is not None and all(chunk_of(name) is None for name in beside.ops)
+    bare = layout.vpp > 1 and all(chunk_of(name) is None for name in beside.ops)
     names = StageNames(
         chunks=layout.vpp > 1, lists=layout.experts, bare=bare, items_of=_list_of_stages(ranks, layout, other)
     )

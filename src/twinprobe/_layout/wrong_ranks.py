@@ -78,11 +78,13 @@ def whose(
         if whole.table["role"][row] == PARAMETER:
             ranks = _gathered_from(whole, row, other, partner)
             return f"{shards_of(ranks)}, which is gathered" if ranks else ""
-        if len(pieces) > 2 and pieces[0].shape == () and f".{BACKWARD}" in whole.pieces["op"][row]:
-            # The gradients of losses are factors, which most micro batches and most ranks share.
-            usual = max(pieces, key=lambda piece: sum(same([piece, other]) for other in pieces))
+        if len(pieces) > 1 and pieces[0].shape == () and f".{BACKWARD}" in whole.pieces["op"][row]:
+            # The gradients of losses are factors: what most micro batches and most ranks share, or else golden's.
+            goal = tuple(other.table[stat][partner] for stat in STATS)
+            usual = max(pieces, key=lambda one: (2 * sum(same([one, own]) for own in pieces) > len(pieces), one.stats == goal))
             odd = [at for at, piece in enumerate(pieces) if not same([piece, usual])]
-            return owners_of(whole, row, odd) if 0 < len(odd) < len(pieces) / 2 else ""
+            known = 2 * len(odd) < len(pieces) or usual.stats == goal
+            return owners_of(whole, row, odd) if odd and known else ""
         ranks = _by_summands(whole, row, other, partner)
         return f"rank {numbers_of(ranks)}'s part of the sum differs" if ranks else ""
     if None not in files:
