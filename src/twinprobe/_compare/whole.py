@@ -285,6 +285,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
         return comparison
     kept = [result for result in summary.results if result.name not in (LOSS, PARAMETER_GRADIENTS)]
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
+    said = said.replace("gradients that agree", "gradients most of which agree") if given.first is not None else said
     notes = [*summary.notes, f"{first.row} is scaled{said}"]
     others = [] if agree else summary.others
     left = next(iter(others), None) or (behind_the_scale(comparison, first) if given.first is not None else None)
@@ -476,7 +477,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
-        said += [f"made by {alone} alone"] if alone and not factor else []
+        verb = "held" if first.op.startswith(OPTIMIZER) else "made"
+        said += [f"{verb} by {alone} alone"] if alone and not factor else []
         said += [*factor, *_biases(comparison, first)]
         said = said or [text for text in [cut_through(first, *runs, comparison.evidence.pairs)] if text]
         said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]

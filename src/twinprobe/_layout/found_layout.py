@@ -439,7 +439,9 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
             frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in (whole, *own)
         )
         stages = set(held)
-        alone = len(stages) > 1 and all(len(names) < len(every) for names in stages)
+        # Stages of nothing but equal layers have the same names on all ranks, and other values.
+        unlike = len(stages) > 1 or not _alike([_parameters(dump.run) for dump in dumps])
+        alone = unlike and all(len(names) < len(every) for names in stages)
         # Stages in the middle may have the same names: each rank holds its part of all parameters.
         count = round(world * len(every) / sum(map(len, held))) if len(held) == world and alone else 0
         sizes["pp"] = count if count > len(stages) and world % count == 0 else len(stages) if alone else 1

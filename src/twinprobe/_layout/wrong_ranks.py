@@ -81,7 +81,9 @@ def whose(
         if len(pieces) > 1 and pieces[0].shape == () and f".{BACKWARD}" in whole.pieces["op"][row]:
             # The gradients of losses are factors: what most micro batches and most ranks share, or else golden's.
             goal = tuple(other.table[stat][partner] for stat in STATS)
-            usual = max(pieces, key=lambda one: (2 * sum(same([one, own]) for own in pieces) > len(pieces), one.stats == goal))
+            usual = max(
+                pieces, key=lambda one: (2 * sum(same([one, own]) for own in pieces) > len(pieces), one.stats == goal)
+            )
             odd = [at for at, piece in enumerate(pieces) if not same([piece, usual])]
             known = 2 * len(odd) < len(pieces) or usual.stats == goal
             return owners_of(whole, row, odd) if odd and known else ""
