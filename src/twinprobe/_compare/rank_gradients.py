@@ -106,8 +106,10 @@ def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None
         path = parse_op(op if is_module(op) else whole.parents.get(op) or op).body
         layer = updated_parameter(update.op).startswith(f"{path.rpartition('.')[0]}.")
         if layer and (said.endswith(ONE_RANK) or (SETTING in said and FROM_OTHERS in said)):
-            first = moved(update, op, argument and f"input.{argument}", name, NONE, path, f"{said}; {shown}")
-            return replace(first, row=name)
+            argument = argument and f"input.{argument}"
+            rows = comparison.evidence.pairs["t_name"].str.starts_with(name).fill_null(value=False).arg_max() or 0
+            words = ": ".join(filter(None, [argument, said]))
+            return replace(moved(update, op, argument, name, rows, path, f"{words}; {shown}"), row=name)
     if not update.times_noise:
         return None
     lost = (one for one in judged.beginnings if judged.noise.times[one.row] * _FAR >= update.times_noise)
@@ -120,7 +122,7 @@ def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None
     own = whose(whole, row["t_row"], golden, row["g_row"], (row["t_file"], row["g_file"])) if isinstance(
         whole, Whole) and row["g_row"] is not None else ""  # fmt: skip
     sentence = first.sentence.replace(", without effect on any result", "")
-    return replace(first, sentence="; ".join(filter(None, [sentence, own, shown])))
+    return replace(first, sentence="; ".join(filter(None, [sentence, own, shown])), origin="injected")
 
 
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:

@@ -209,7 +209,10 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if found.summary.first is None:  # nothing shows in a result of the pass
         update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
         first = with_effect(found, update) if update is not None else None
-        found = replace(found, summary=replace(found.summary, first=first))
+        notes = [
+            note for note in found.summary.notes if first is None or not note.startswith(f"{first.row} differs more")
+        ]
+        found = replace(found, summary=replace(found.summary, first=first, notes=notes))
     return _update_before(found, job, options)
 
 

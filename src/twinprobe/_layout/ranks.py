@@ -22,7 +22,7 @@ from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import chunk_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, is_module, parse_op
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.table import GRADIENT, INPUT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.whole_files import whole_file
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -511,14 +511,16 @@ def gradient_precision(dumps: Iterable[Path]) -> tuple[float, str]:
 def token_shape(run: Run) -> Shape | None:
     """The shape of the whole numbers with two dimensions that calls were given: the words of a batch.
 
-    Of several (relative positions are such numbers too), those of which most other values have a vector for each.
+    Other values have a vector for each: places and relative positions are such numbers, too, and have none.
     """
     import polars as pl
 
-    given = run.table.filter((pl.col("role") == INPUT) & (pl.col("kind") == TENSOR))
-    whole = given.filter(pl.col("dtype").str.contains("int"))["shape"].to_list()
-    found = [one for one in map(dims, whole) if one is not None and len(one) == 2 and one[0] * one[1] > 1]
-    if len(set(found)) < 2:
-        return next(iter(found), None)
-    shapes = [dims(text) or () for text in given.filter(pl.col("dtype").str.contains("float"))["shape"].to_list()]
-    return max(dict.fromkeys(found), key=lambda one: sum(shape[:2] == one and len(shape) == 3 for shape in shapes))
+    tensors = run.table.filter(pl.col("kind") == TENSOR)
+    given = tensors.filter((pl.col("role") == INPUT) & pl.col("dtype").str.contains("int"))["shape"].to_list()
+    found = [one for one in map(dims, given) if one is not None and len(one) == 2 and one[0] * one[1] > 1]
+    values = tensors.filter(pl.col("role").is_in([INPUT, OUTPUT]) & pl.col("dtype").str.contains("float"))["shape"]
+    vectors = Counter(
+        frozenset(shape[:2]) for shape in map(dims, values.to_list()) if shape is not None and len(shape) == 3
+    )
+    best = max(dict.fromkeys(found), key=lambda one: vectors[frozenset(one)], default=None)
+    return best if best is None or vectors[frozenset(best)] or not vectors else None

@@ -87,7 +87,7 @@ class Whole(Run):
         known = {rank: run.sketches for rank, run in runs.items() if run.sketches is not None}
         rows_of = {rank: {name: row for row, name in enumerate(runs[rank].table["name"])} for rank in known}
         index, found = np.full(self.table.height, -1), list[Any]()
-        norms, kinds, shapes = (self.table[name].to_list() for name in ("norm", "kind", "shape"))
+        norms, kinds, shapes, dtypes = (self.table[name].to_list() for name in ("norm", "kind", "shape", "dtype"))
         for row, (ranks, names) in enumerate(zip(self._lists[0], self._lists[-1], strict=True)):
             places = [rows_of.get(rank, {}).get(name, -1) for rank, name in zip(ranks, names, strict=True)]
             if kinds[row] != TENSOR or -1 in places:
@@ -97,7 +97,8 @@ class Whole(Run):
             if whole is None or whole["whole"][0] != prod(dims(shapes[row]) or ()):
                 continue
             # The norm of summands is not known, and an old recorder rounds those of 16-bit tensors. Masks have none.
-            if norms[row] is None or isnan(norms[row]) or abs(whole["norm"][0] - norms[row]) <= 0.005 * abs(norms[row]):
+            norm, mask = norms[row], re.search("bool|int", dtypes[row] or "")
+            if mask if norm is None or isnan(norm) else abs(whole["norm"][0] - norm) <= 0.005 * abs(norm):
                 index[row] = len(found)
                 found.append(whole)
         return Sketches(np.concatenate(found), index) if found else None
