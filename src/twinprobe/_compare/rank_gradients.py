@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import prod
 from operator import eq
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,15 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import epsilon
 from twinprobe._align.links import NONE
+from twinprobe._judge.describe import describe
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
 from twinprobe._judge.summary import Divergence
-from twinprobe._layout.ranks import micro_batches, passes_of
-from twinprobe._layout.settle import NO_UPDATE
+from twinprobe._layout.ranks import ONE_RANK, micro_batches, passes_of
+from twinprobe._layout.settle import FROM_OTHERS, NO_UPDATE, SETTING
 from twinprobe._layout.sketched.earlier import moved
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on
-from twinprobe._runs.names import GIVEN_GRADIENT, TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on, whose
+from twinprobe._runs.names import FORWARD, GIVEN_GRADIENT, TOTAL_NORM, is_module, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
 from twinprobe.errors import TwinProbeError
 
@@ -55,7 +57,71 @@ def one_multiple(comparison: Comparison) -> list[str]:
         with suppress(TwinProbeError):  # a program that counts micro batches itself calls its modules so often
             sizes["micro batches"] = max(sizes["micro batches"], passes_of(open_run(folders[0] / DUMP)))
     named = {f"{name}={size}": size for name, size in sizes.items() if size > 1}
+    batch = [name for name in named if name.startswith(("dp", "cp", "ep"))]
+    if len(batch) > 1:  # all ranks that have a part of the batch
+        named[" x ".join(batch)] = prod(map(named.get, batch))  # type: ignore[arg-type]
     return _one_factor(ratios, named, max(precision, comparison.target.settings.get(PRODUCT_PRECISION, 0.0)))
+
+
+def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence | None:
+    """The first gradient that a module is given and that differs behind a scale of the loss, where those before it
+    agree: it is wrong by itself, though the scale has excused all differences behind it."""
+    pairs, state = comparison.evidence.pairs, comparison.judged.state
+    given = (
+        pairs["t_name"].str.contains(r"^(Module|Cell)\..*\.backward\.\d+\.input\.").fill_null(value=False).to_numpy()
+    )
+    agree = False
+    for row in np.flatnonzero(given & pairs["g_row"].is_not_null().to_numpy()).tolist():
+        if row <= scaled.order or state[row] != DIFFERS:
+            agree |= row > scaled.order
+            continue
+        if not agree:
+            return None
+        name, whole, golden = pairs["t_name"][row], comparison.target, comparison.golden
+        op, argument = name[: name.index(".input.")], name[name.index("input.") :]
+        said = f"{argument}: this gradient differs, though those of the modules behind it agree"
+        if isinstance(whole, Whole) and not isinstance(golden, Whole):
+            files = pairs["t_file"][row], pairs["g_file"][row]
+            own = whose(whole, pairs["t_row"][row], golden, pairs["g_row"][row], files)
+            alone = only_on(whole, op)
+            said = "; ".join(filter(None, [said, own, alone and f"made by {alone} alone"]))
+        return moved(scaled, op, argument, pairs["g_name"][row], row, parse_op(op).body, said)
+    return None
+
+
+def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None:
+    """The first value that is as far beyond its noise as the gradients that an optimizer is given, where no result of
+    the pass itself shows it: these gradients are its effect. What ranks did with gradients later is another matter."""
+    told = any(
+        words in update.sentence for words in (NOT_GOLDENS, NOTHING, UNREDUCED, "times golden's", "not the gradient")
+    )
+    judged, whole, golden = comparison.judged, comparison.target, comparison.golden
+    if told or update.argument != "input.0" or judged.noise is None:
+        return None
+    shown = "the results of the pass are within noise, the gradients that the optimizer is given are not"
+    for text in whole.findings if isinstance(whole, Whole) else ():  # what a rank does otherwise in the same layer
+        name, _, said = text.partition(": ")
+        op, _, argument = name.partition(".input.")
+        path = parse_op(op if is_module(op) else whole.parents.get(op) or op).body
+        layer = updated_parameter(update.op).startswith(f"{path.rpartition('.')[0]}.")
+        if layer and (said.endswith(ONE_RANK) or (SETTING in said and FROM_OTHERS in said)):
+            argument = argument and f"input.{argument}"
+            rows = comparison.evidence.pairs["t_name"].str.starts_with(name).fill_null(value=False).arg_max() or 0
+            words = ": ".join(filter(None, [argument, said]))
+            return replace(moved(update, op, argument, name, rows, path, f"{words}; {shown}"), row=name)
+    if not update.times_noise:
+        return None
+    lost = (one for one in judged.beginnings if judged.noise.times[one.row] * _FAR >= update.times_noise)
+    names = comparison.evidence.pairs["t_name"]
+    found = next((one for one in lost if f".{FORWARD}." in (names[one.row] or "")), None)
+    if found is None:
+        return None
+    first = describe(whole, golden, comparison.evidence, judged, found)
+    row = comparison.evidence.pairs.row(found.row, named=True)
+    own = whose(whole, row["t_row"], golden, row["g_row"], (row["t_file"], row["g_file"])) if isinstance(
+        whole, Whole) and row["g_row"] is not None else ""  # fmt: skip
+    sentence = first.sentence.replace(", without effect on any result", "")
+    return replace(first, sentence="; ".join(filter(None, [sentence, own, shown])), origin="injected")
 
 
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:

@@ -16,13 +16,22 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
-from twinprobe._compare.rank_gradients import UNREDUCED, before_the_gradients, not_shared, not_updated, one_multiple
+from twinprobe._compare.rank_gradients import (
+    UNREDUCED,
+    before_the_gradients,
+    behind_the_scale,
+    not_shared,
+    not_updated,
+    one_multiple,
+    with_effect,
+)
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
+from twinprobe._judge.describe import size_words
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.results import LOSS, PARAMETER_GRADIENTS
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, PARAMETER_DIFFERS
 from twinprobe._judge.summary import Divergence
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
@@ -59,6 +68,7 @@ from twinprobe._runs.names import (
     BACKWARD,
     FORWARD,
     GRADIENTS,
+    OPTIMIZER,
     READ_BY_OPTIMIZER,
     SCALES,
     TOTAL_NORM,
@@ -204,6 +214,13 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if job.target.name != DUMP:
         return _without_noise(found, job, options)
     found = _by_ranks(_other_weight(_without_scale(found, job, options), job, options), job, options)
+    if found.summary.first is None:  # nothing shows in a result of the pass
+        update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
+        first = with_effect(found, update) if update is not None else None
+        notes = [
+            note for note in found.summary.notes if first is None or not note.startswith(f"{first.row} differs more")
+        ]
+        found = replace(found, summary=replace(found.summary, first=first, notes=notes))
     return _update_before(found, job, options)
 
 
@@ -283,9 +300,10 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
         return comparison
     kept = [result for result in summary.results if result.name not in (LOSS, PARAMETER_GRADIENTS)]
     said = SCALE_OF_LOSS if agree else " by the number of micro batches"
+    said = said.replace("gradients that agree", "gradients most of which agree") if given.first is not None else said
     notes = [*summary.notes, f"{first.row} is scaled{said}"]
     others = [] if agree else summary.others
-    left = next(iter(others), None)
+    left = next(iter(others), None) or (behind_the_scale(comparison, first) if given.first is not None else None)
     return replace(comparison, summary=replace(summary, first=left, others=others[1:], results=kept, notes=notes))
 
 
@@ -421,7 +439,8 @@ def open_wholes(
             continue
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
-        runs.append(make_whole(ranks, layout, path, micro[at], lender))
+        beside = next(iter(opened[1 - at].values())).run
+        runs.append(make_whole(ranks, layout, path, micro[at], lender, beside))
     for at, run in enumerate(runs):
         other = runs[1 - at]
         if isinstance(run, Whole) and run.own_words and not isinstance(other, Whole):
@@ -456,6 +475,11 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
     runs = comparison.target, comparison.golden
     first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)
     first = first or comparison.summary.first
+    if first is not None and first.begins == MISSING and isinstance(runs[0], Whole):
+        inside = runs[1].parents.get(first.op) or ""
+        if inside and call_head(inside) in runs[0].exchanging:  # there the target's functions were left out
+            words = f"{first.row}: the difference begins in this module's own code{size_words(first)}"
+            first = replace(first, op=inside, sentence=words, begins=BETWEEN, kinds=[])
     said: list[str] = []
     if first is not None:
         # What is said of its values comes before what is said of the module that it is called in.
@@ -468,7 +492,8 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
-        said += [f"made by {alone} alone"] if alone and not factor else []
+        verb = "held" if first.op.startswith(OPTIMIZER) else "made"
+        said += [f"{verb} by {alone} alone"] if alone and not factor else []
         said += [*factor, *_biases(comparison, first)]
         said = said or [text for text in [cut_through(first, *runs, comparison.evidence.pairs)] if text]
         said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]
@@ -524,6 +549,9 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
     at = comparison.summary.first.order if comparison.summary.first is not None else -1
     if at >= 0 and differs[at] and run.path.name != OPTIMIZER_FILE:  # what a module's own code gives to another call
         asked.setdefault(at, False)
+    if comparison.summary.first is not None:  # what a call of golden's own would have made
+        read = (pairs["t_name"] == comparison.summary.first.row).fill_null(value=False).to_numpy()
+        asked |= {row: False for row in np.flatnonzero(read & differs).tolist() if row not in asked}
     # Parameters that differ before a step come first; before the first one of all, nothing has made noise of them.
     if run.path.name == OPTIMIZER_FILE or (not suspects and run.step == 0):
         asked |= dict.fromkeys(np.flatnonzero(differs & (role == PARAMETER)).tolist()[:_MOST_SUSPECTS], False)
@@ -535,6 +563,7 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
                 continue
             later = role[row] == OUTPUT and of_row[row] != first
             words = whose(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files, inherited=later)
+            words = f"in the golden run, {words}" if words and side == "g" and isinstance(run, Whole) else words
             found += [f"{pairs[f'{side}_name'][row]}: {words}"] if words else []
     return found
 

@@ -19,7 +19,7 @@ from twinprobe._layout.ranks import RankDump, parameter_shapes, token_shape
 from twinprobe._layout.stages import experts_in, in_expert
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import INPUT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import BadInput
 
 # How a layout is known.
@@ -162,10 +162,12 @@ def _cut_parameters(held: Sequence[Mapping[str, Any]], shapes: Mapping[str, Shap
 
 
 def _alike(held: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether ranks have the same parameters, but for a few: a copy that differs is a finding."""
-    names = held[0].keys()
-    same = [sum(value == held[0].get(name) for name, value in one.items()) for one in held]
-    return all(one.keys() == names for one in held) and min(same) >= _MOST_COPIES * len(names)
+    """Whether ranks have the same parameters, but for a few: a copy that differs is a finding, or one that is missing
+    since a rank does not call its module."""
+    names = set().union(*held)
+    usual = max(held, key=len)
+    same = [sum(value == usual.get(name) for name, value in one.items()) for one in held]
+    return bool(min(same) >= _MOST_COPIES * len(names))
 
 
 def _contents(held: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -225,11 +227,11 @@ def _sequence_parts(run: Run, other: Run) -> int:
     return parts.most_common(1)[0][0] if parts else 1
 
 
-def _given(run: Run) -> dict[str, Shape]:
-    """The shapes of what modules are given, by their paths."""
+def _given(run: Run, role: int = INPUT) -> dict[str, Shape]:
+    """The shapes of what modules are given, or give, by their paths."""
     import polars as pl
 
-    rows = run.table.filter((pl.col("role") == INPUT) & (pl.col("kind") == TENSOR))
+    rows = run.table.filter((pl.col("role") == role) & (pl.col("kind") == TENSOR))
     calls = ((parse_op(run.ops[op]), name, shape) for op, name, shape in rows.select("op", "name", "shape").iter_rows())
     return {f"{bare_path(op.body)} {name.removeprefix(op.text)}": dims(shape) or ()
             for op, name, shape in calls if op.is_module and op.direction == FORWARD and op.call <= 0}  # fmt: skip
@@ -297,7 +299,9 @@ def unlike_types(ranks: Mapping[int, RankDump], layout: Layout, other: Run | Non
 
     tables = []
     for rank, dump in ranks.items():
-        place, table = layout.place(rank), dump.run.table
+        # Names without the calls that were left out, of which ranks may have made unlike numbers.
+        calls = pl.Series(dump.run.ops, dtype=pl.String).gather(dump.run.table["op"])
+        place, table = layout.place(rank), dump.run.table.with_columns(name=calls + dump.suffixes)
         floats = table.filter((pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("float"))
         tables.append(floats.select("name", "dtype", rank=pl.lit(rank), part=pl.lit(f"{place.pp} {place.ep}")))
     rows = pl.concat(tables).with_columns(types=pl.col("dtype").n_unique().over("part", "name"))
@@ -405,6 +409,16 @@ def _batch_parts(run: Run, other: Run) -> int:
     return whole[0] // own[0]
 
 
+def _gives_columns(run: Run, other: Run, parts: int) -> bool:
+    """Whether a module gives a part of the columns that it has in the other run, for all samples: it holds a part of a
+    weight, and was given what other ranks hold of the batch, or of the sequence where that comes first."""
+    mine, whole = _given(run, OUTPUT), _given(other, OUTPUT)
+    return any(
+        own and len(own) == len(goal) > 1 and own[:-1] == goal[:-1] and own[-1] * parts == goal[-1]
+        for own, goal in ((shape, whole.get(name, ())) for name, shape in mine.items())
+    )
+
+
 def _first_input(run: Run) -> tuple[str, str]:
     """The path of the module that is first given a tensor, and its shape."""
     import polars as pl
@@ -425,7 +439,9 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
             frozenset(name for name in shapes if not in_expert(f".{name}", {}, lists)) for shapes in (whole, *own)
         )
         stages = set(held)
-        alone = len(stages) > 1 and all(len(names) < len(every) for names in stages)
+        # Stages of nothing but equal layers have the same names on all ranks, and other values.
+        unlike = len(stages) > 1 or not _alike([_parameters(dump.run) for dump in dumps])
+        alone = unlike and all(len(names) < len(every) for names in stages)
         # Stages in the middle may have the same names: each rank holds its part of all parameters.
         count = round(world * len(every) / sum(map(len, held))) if len(held) == world and alone else 0
         sizes["pp"] = count if count > len(stages) and world % count == 0 else len(stages) if alone else 1
@@ -438,16 +454,21 @@ def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: di
         if name in whole and len(shape) == len(whole[name]):
             shrunk += [size // have for size, have in zip(whole[name], shape, strict=True) if have and size % have == 0]
     sizes["tp"] = gcd(world, max(shrunk)) if max(shrunk) > 1 else 1
-    if sizes["tp"] == world and "ep" not in sizes and _batch_parts(dumps[0].run, other) == world:
+    parts = _batch_parts(dumps[0].run, other)
+    columns = sizes["tp"] == world == parts and _gives_columns(dumps[0].run, other, world)
+    if sizes["tp"] == world == parts and "ep" not in sizes and not columns:
         # Ranks with parts of parameters and of the batch send samples to one another, as to experts.
         sizes |= {"tp": 1, "ep": world}
     tokens, goal = token_shape(dumps[0].run), token_shape(other)
     if not (tokens and goal) and sizes["tp"] * sizes["pp"] * sizes.get("ep", 1) == 1:
         tokens, goal = (1, 1), (1, _sequence_parts(dumps[0].run, other))
-    # Whole numbers of another length are no sequences where each rank has a part of the batch: edges of graphs, say.
-    parts = _batch_parts(dumps[0].run, other)
-    if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0 and parts * tokens[1] != goal[1]:
+    if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
         size, model = goal[1] // tokens[1], sizes["tp"] * sizes["pp"] * sizes.get("ep", 1)
+        # Where ranks have a part of the batch, whole numbers of another length (edges of graphs) are no sequences
+        # of words: there is no vector for each, and there are no ranks for both.
+        words = any(shape[:2] == tokens and len(shape) == 3 for shape in _given(dumps[0].run).values())
+        if size == parts and world % (model * size * parts) and not words:
+            return lists
         # Where there are no ranks for it beside those that cut the parameters, these cut the sequence too.
         sizes |= {"cp": size} if size != sizes["tp"] or world % (model * size) == 0 else {}
     return lists

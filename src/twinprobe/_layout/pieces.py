@@ -141,11 +141,13 @@ def fitting_way(
     copies: tuple[bool, ...],
     weight: bool,
     some: tuple[bool, ...] | None = None,
+    length: int = 0,
 ) -> Way | None:
     """The way in which pieces of these shapes make a whole of this shape; None where there is none.
 
     ``copies`` says along which axes all pieces are equal, ``some`` along which some are: of copies, one may be wrong.
-    An axis that is left over has SUM where it has to add up.
+    An axis that is left over has SUM where it has to add up. ``length`` is that of the sequences which context parallel
+    ranks cut: where heads are cut into as many parts, it tells which dimension is theirs.
     """
     some = some or copies
     used = [len({place[at] for place, _ in places}) > 1 for at in range(len(AXES))]
@@ -160,7 +162,7 @@ def fitting_way(
         likely = _WEIGHTS if weight else _LIKELY[axis]
         dims = dict.fromkeys(dim % len(goal) for dim in likely if -len(goal) <= dim < len(goal)) if goal else {}
         choices.append([COPIES if copies[at] else SUM, *dims])
-    best: tuple[tuple[int, int, int, tuple[int, ...]], Way] | None = None
+    best: tuple[tuple[int, int, int, int, tuple[int, ...]], Way] | None = None
     for way in product(*choices):
         if _whole_shape(places, way, 0) != goal:
             continue
@@ -170,6 +172,7 @@ def fitting_way(
             sum(one == SUM for axis, one in zip(AXES, way, strict=True) if axis in BATCH_AXES and not weight),
             # Equal pieces may be copies. Tensor parallel ranks have the same words, and micro batches the same weights.
             sum((one >= 0 and some[at]) * (1 + ((AXES[at] == "tp") != weight)) for at, one in enumerate(way)),
+            sum(one >= 0 and length > 0 and goal[one] != length for one in way[AXES.index("cp") :][:1]),
         )
         key = (*cost, tuple(choices[at].index(one) for at, one in enumerate(way)))
         if best is None or key < best[0]:

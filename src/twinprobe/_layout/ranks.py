@@ -22,7 +22,7 @@ from twinprobe._layout.pieces import Placement, Shape, read_placement
 from twinprobe._layout.stages import chunk_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, is_module, parse_op
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.table import GRADIENT, INPUT, PARAMETER, STATS, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.whole_files import whole_file
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -34,6 +34,7 @@ COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
 REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
 _PIECE_BY_PIECE = re.compile(COLLECTIVE.pattern + r"(batch_isend_irecv|i?send|i?recv)\.")
 _TO_EACH = re.compile(COLLECTIVE.pattern + r"all_to_all\w*\.")
+ONE_RANK = "here, other ranks do not", "here, other ranks do"
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
@@ -50,6 +51,8 @@ class RankDump:
     sharded: dict[str, Placement] = field(default_factory=dict)
     """How the optimizer has the parameters, by their paths: modules that gather them have them whole."""
     header: dict[str, Any] = field(default_factory=dict)
+    exchanging: set[str] = field(default_factory=set)
+    """Modules whose functions on pieces of other ranks were left out."""
 
 
 def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump]:
@@ -66,6 +69,7 @@ def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump
             lost.append(wrong)
         dump = RankDump(rank, file.parent, run, [0] * len(run.ops), _suffixes(run), header=header)
         lost += _take_placements(dump)
+        _number_gradients(dump)
         opened[rank] = dump
     if not opened:
         raise BadInput("no rank could be read", where=next(iter(files.values())).parent.parent, hint="; ".join(lost))
@@ -164,6 +168,28 @@ def _module_calls(run: Run, direction: str = FORWARD) -> Counter[str]:
         if op.is_module and op.direction == direction:
             counts[f"{op.body}.{op.cls}"] += 1
     return counts
+
+
+def _number_gradients(dump: RankDump) -> None:
+    """Give the gradients of parameters the numbers of the micro batches that they are of.
+
+    They are recorded in the order in which these come back: in some schedules of pipelines the last one comes first.
+    """
+    ops = list(zip(dump.run.ops, dump.run.op_names, strict=True))
+    back: dict[str, list[int]] = defaultdict(list)
+    for _, op in ops:
+        back[op.body] += [op.call] if op.is_module and op.direction == BACKWARD else []
+    turned: dict[str, list[int]] = {}
+    for path, count in Counter(op.body for _, op in ops if op.direction == GRADIENTS).items():
+        around = path  # a module that is not called itself (the output layer of attention) goes with the one around it
+        while around and len(back.get(around, ())) != count:
+            around = around.rpartition(".")[0]
+        calls = back.get(around, [])
+        turned |= {path: calls} if len(calls) == count and calls != sorted(calls) else {}
+    if turned:
+        odd = [op.direction == GRADIENTS and op.body in turned for _, op in ops]
+        _rename(dump, [op.renumbered(turned[op.body][op.call]) if other else name
+                       for (name, op), other in zip(ops, odd, strict=True)])  # fmt: skip
 
 
 def fold_calls(dump: RankDump, micro: int) -> None:
@@ -271,8 +297,8 @@ def align_calls(dumps: Sequence[RankDump]) -> list[str]:
                     continue
                 for head, call in calls[low:high]:
                     number[head, call], free[head] = free[head], free[head] + 1
-                parts = ((calls[low:high], "calls", "do not"), (known[start:stop], "does not call", "do"))
-                said += [f"{around}: rank {dump.rank} {verb} {some[0][0].rstrip('.')} here, other ranks {end}"
+                parts = (calls[low:high], "calls", ONE_RANK[0]), (known[start:stop], "does not call", ONE_RANK[1])
+                said += [f"{around}: rank {dump.rank} {verb} {some[0][0].rstrip('.')} {end}"
                          for some, verb, end in parts if some and around is not None]  # fmt: skip
         names = []
         for name, op in zip(dump.run.ops, dump.run.op_names, strict=True):
@@ -329,10 +355,31 @@ def without_own_calls(opened: Sequence[Mapping[int, RankDump]], sequences: Seque
     for word, ranks, cut in zip(("target", "golden"), opened, sequences, strict=True):
         again = sum(_leave_out(dump, _recomputation(dump.run)) for dump in ranks.values())
         among_others = min(map(len, opened)) > 1
-        ring = sum(_leave_out(dump, _exchanges(dump.run, among_others)) for dump in ranks.values() if cut)
+        left = {rank: _exchanges(dump.run, among_others) for rank, dump in ranks.items() if cut}
+        steps = {rank: Counter(ranks[rank].run.parents.get(name) or "" for name in own) for rank, own in left.items()}
+        for rank, own in steps.items():
+            ranks[rank].exchanging = {name for name in own if f".{FORWARD}" in name}
+        said += [f"{word}: {text}" for text in _unlike_rings(steps)]
+        ring = sum(_leave_out(ranks[rank], own) for rank, own in left.items())
         said += [f"{word}: {again:,} calls of functions inside backward (checkpointing, communication): left out"] * (
             again > 0
         ) + [f"{word}: {ring:,} calls of functions on pieces of other ranks: left out"] * (ring > 0)
+    return said
+
+
+def _unlike_rings(steps: Mapping[int, Mapping[str, int]]) -> list[str]:
+    """The rank that deals with more or fewer pieces in a module than all others, which do alike, in words.
+
+    Where a mask leaves pieces out, each rank has another number of them.
+    """
+    said = []
+    for module in dict.fromkeys(name for own in steps.values() for name in own if f".{FORWARD}" in name):
+        counts = {rank: own.get(module, 0) for rank, own in steps.items()}
+        usual, often = Counter(counts.values()).most_common(1)[0]
+        odd = [rank for rank, count in counts.items() if count != usual]
+        if len(odd) == 1 < often:
+            made = f"rank {odd[0]} makes {counts[odd[0]]} calls on pieces of other ranks, the others {usual}"
+            said.append(f"{module}: {made}")
     return said
 
 
@@ -462,14 +509,18 @@ def gradient_precision(dumps: Iterable[Path]) -> tuple[float, str]:
 
 
 def token_shape(run: Run) -> Shape | None:
-    """The shape of the first whole numbers with two dimensions that a call was given: the words of a batch."""
+    """The shape of the whole numbers with two dimensions that calls were given: the words of a batch.
+
+    Other values have a vector for each: places and relative positions are such numbers, too, and have none.
+    """
     import polars as pl
 
-    rows = run.table.filter(
-        (pl.col("role") == INPUT) & (pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("int")
+    tensors = run.table.filter(pl.col("kind") == TENSOR)
+    given = tensors.filter((pl.col("role") == INPUT) & pl.col("dtype").str.contains("int"))["shape"].to_list()
+    found = [one for one in map(dims, given) if one is not None and len(one) == 2 and one[0] * one[1] > 1]
+    values = tensors.filter(pl.col("role").is_in([INPUT, OUTPUT]) & pl.col("dtype").str.contains("float"))["shape"]
+    vectors = Counter(
+        frozenset(shape[:2]) for shape in map(dims, values.to_list()) if shape is not None and len(shape) == 3
     )
-    for text in rows["shape"].to_list():
-        shape = dims(text)
-        if shape is not None and len(shape) == 2 and shape[0] * shape[1] > 1:
-            return shape
-    return None
+    best = max(dict.fromkeys(found), key=lambda one: vectors[frozenset(one)], default=None)
+    return best if best is None or vectors[frozenset(best)] or not vectors else None

@@ -254,7 +254,7 @@ class _Side:
         if len(places) < len(blocks):
             self._nothing(row, "a piece has no shape")
             return
-        way = fitting_way(places, goal, copies, weight, some)
+        way = fitting_way(places, goal, copies, weight, some, (self._tokens or (0, 0))[1] * self.whole.layout.cp)
         shared = repeats(blocks, goal, weight=weight) if way is None else None
         if shared is not None:
             count, way = shared

@@ -66,7 +66,9 @@ def cut_lookups(whole: Whole, other: Run, partners: Mapping[int, int]) -> set[st
     found = set()
     for row, (op, suffix) in enumerate(whole.pieces.select("op", "suffix").iter_rows()):
         weight = suffix == ".input.1" and _LOOKUP.match(op) and row in partners
-        if weight and shapes[row][0] != goals[partners[row]] and not any(whole.placements_of(row)):
+        own, goal = (dims(one) if weight else () for one in (shapes[row][0], goals[partners.get(row, 0)]))
+        # Columns of a table (of relative positions: heads) hold something of every word.
+        if own and goal and own[0] != goal[0] and not any(whole.placements_of(row)):
             found |= {op, op.replace(".forward", f".{BACKWARD}")}
     return found | _cut_tables(whole, other, partners)
 
@@ -491,8 +493,9 @@ def shares_of(whole: Whole) -> dict[str, list[float]]:
 def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
     """Whether the loss was divided before backward began, so that gradients carry their shares already.
 
-    The gradient of the loss tells. At L0, where none is recorded, the first one that a module is given does: the norm
-    of all its parts is golden's, not as many times larger as there are parts.
+    The gradient of the loss tells, or the loss: where each rank divides its sum by the words of all ranks, golden's is
+    their sum. At L0, where none is recorded, the first gradient that a module is given does: the norm of all its parts
+    is golden's, not as many times larger as there are parts.
     """
     roles, shapes, ops = whole.table["role"].to_list(), whole.table["shape"].to_list(), whole.pieces["op"].to_list()
     given = [row for row in range(whole.table.height)
@@ -504,7 +507,13 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
         if goal is None or None in values:
             return False
         total = sum(value for value in values if value is not None)
-        return len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal
+        if len(values) < 2 or (abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal):
+            return len(values) > 1
+        made = (ops[scalars[0]].replace(f".{BACKWARD}", f".{FORWARD}"), OUTPUT)
+        row = next((row for row, of in enumerate(zip(ops, roles, strict=True)) if of == made and row in partners), -1)
+        losses = [piece.stats[0] for piece in whole.pieces_of(row) if not any(piece.place[4:])] if row >= 0 else [None]
+        goal = golden["max"][partners[row]] if row >= 0 else None
+        return bool(goal and None not in losses and abs(sum(map(float, losses)) / goal - 1) < _PLAIN)  # type: ignore[arg-type]
     if not given or whole.layout.tp > 1:
         return False
     pieces, goal = whole.pieces_of(given[0]), golden["norm"][partners[given[0]]]

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import nan
+from math import isnan, nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,8 @@ class Whole(Run):
     settled: bool = False
     own_words: frozenset[str] = frozenset()
     """Modules whose functions are left out, since each rank calls them with its own words: see ``call_head``."""
+    exchanging: frozenset[str] = frozenset()
+    """The same, since they deal with pieces of other ranks: only some of the module's functions are left out."""
 
     @property
     def tensor_folder(self) -> Path:
@@ -85,15 +87,18 @@ class Whole(Run):
         known = {rank: run.sketches for rank, run in runs.items() if run.sketches is not None}
         rows_of = {rank: {name: row for row, name in enumerate(runs[rank].table["name"])} for rank in known}
         index, found = np.full(self.table.height, -1), list[Any]()
-        norms, kinds = self.table["norm"].to_list(), self.table["kind"].to_list()
+        norms, kinds, shapes, dtypes = (self.table[name].to_list() for name in ("norm", "kind", "shape", "dtype"))
         for row, (ranks, names) in enumerate(zip(self._lists[0], self._lists[-1], strict=True)):
             places = [rows_of.get(rank, {}).get(name, -1) for rank, name in zip(ranks, names, strict=True)]
-            if kinds[row] != TENSOR or norms[row] is None or -1 in places:
+            if kinds[row] != TENSOR or -1 in places:
                 continue
             pieces = [known[rank].of(np.array([place])) for rank, place in zip(ranks, places, strict=True)]
             whole = combined(np.concatenate(pieces))
-            # The norm of summands is not known, and an old recorder rounds those of 16-bit tensors.
-            if whole is not None and abs(whole["norm"][0] - norms[row]) <= 0.005 * abs(norms[row]):
+            if whole is None or whole["whole"][0] != prod(dims(shapes[row]) or ()):
+                continue
+            # The norm of summands is not known, and an old recorder rounds those of 16-bit tensors. Masks have none.
+            norm, mask = norms[row], re.search("bool|int", dtypes[row] or "")
+            if mask if norm is None or isnan(norm) else abs(whole["norm"][0] - norm) <= 0.005 * abs(norm):
                 index[row] = len(found)
                 found.append(whole)
         return Sketches(np.concatenate(found), index) if found else None
@@ -137,8 +142,11 @@ class Whole(Run):
         return [self.ranks[rank].placements.get(name) for rank, name in zip(ranks, names, strict=True)]
 
 
-def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None) -> Whole:
-    """Fold the runs of all ranks; ``other`` lends the shapes of values that have the same names there."""
+def make_whole(
+    ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None, beside: Run
+) -> Whole:
+    """Fold the runs of all ranks; ``other`` lends the shapes of values that have the same names there. ``beside`` is a
+    run of the other side, or of one of its ranks."""
     import polars as pl
 
     stages: dict[int, list[tuple[tuple[int, ...], Run]]] = defaultdict(list)
@@ -153,7 +161,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
         of_run[id(dump.run)] = dump
     # Of a run that is one piece, no path begins with the number of a virtual stage.
-    bare = layout.vpp > 1 and other is not None and all(chunk_of(name) is None for name in other.ops)
+    bare = layout.vpp > 1 and all(chunk_of(name) is None for name in beside.ops)
     names = StageNames(
         chunks=layout.vpp > 1, lists=layout.experts, bare=bare, items_of=_list_of_stages(ranks, layout, other)
     )
@@ -192,6 +200,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
     whole.parents, whole.arrangement, whole.findings = parents, str(layout), odd + said
+    whole.exchanging = frozenset(call_head(name) for dump in ranks.values() for name in dump.exchanging)
     if routing:
         whole.own_words = frozenset(map(call_head, around))
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
-from math import inf, nan, prod, sqrt
+from math import inf, nan, prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._layout.pieces import (
     AXES,
+    COPIES,
     PLAIN,
+    SUM,
     Arithmetic,
     Piece,
     Way,
@@ -43,7 +44,7 @@ from twinprobe._layout.sketched.blocks import (
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
-from twinprobe._runs.names import is_module, parse_op
+from twinprobe._runs.names import BACKWARD, is_module, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.sketches import BLOCKS, SHARD
 from twinprobe._runs.table import PARAMETER, STATS
@@ -52,13 +53,13 @@ from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe._runs.whole_files import inside
 from twinprobe.errors import TwinProbeError
 
-_NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
+NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
 _BIASED = 1e-3  # of the largest element: a bias that shows
 _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
-_FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
+FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 _UNLIKELY = 0.02  # a chance that is no explanation
 NO_REPLICA, NOT_GOLDENS, NOTHING = "replica differs from the others", ", and none is golden's", "but nothing"
 _MEASURES = ("block_norm", "block_max")
@@ -77,6 +78,15 @@ def whose(
         if whole.table["role"][row] == PARAMETER:
             ranks = _gathered_from(whole, row, other, partner)
             return f"{shards_of(ranks)}, which is gathered" if ranks else ""
+        if len(pieces) > 1 and pieces[0].shape == () and f".{BACKWARD}" in whole.pieces["op"][row]:
+            # The gradients of losses are factors: what most micro batches and most ranks share, or else golden's.
+            goal = tuple(other.table[stat][partner] for stat in STATS)
+            usual = max(
+                pieces, key=lambda one: (2 * sum(same([one, own]) for own in pieces) > len(pieces), one.stats == goal)
+            )
+            odd = [at for at, piece in enumerate(pieces) if not same([piece, usual])]
+            known = 2 * len(odd) < len(pieces) or usual.stats == goal
+            return owners_of(whole, row, odd) if odd and known else ""
         ranks = _by_summands(whole, row, other, partner)
         return f"rank {numbers_of(ranks)}'s part of the sum differs" if ranks else ""
     if None not in files:
@@ -94,18 +104,25 @@ def whose(
             alone = len(gaps) == len(pieces)  # what is no larger than it may be is not right for that
     if not wrong or len(wrong) == len(pieces):
         return ""
-    wrong = _with_copies(whole, row, wrong)
+    wrong = with_copies(whole, row, wrong)
     if whole.table["role"][row] == PARAMETER:  # data parallel ranks have copies, whoever holds what they gather
         wrong = _holders(whole, row, other, partner, wrong)
+    said = owners_of(whole, row, wrong)
+    return said + (", perhaps not alone" if said and not alone and not said.endswith("agree") else "")
+
+
+def owners_of(whole: Whole, row: int, wrong: Collection[int], agree: str = "agree") -> str:
+    """Whose these pieces of a value are, in words: of which ranks, or of which micro batch."""
+    pieces = whole.pieces_of(row)
     ranks = sorted({pieces[at].rank for at in wrong})
     micro = sorted({pieces[at].place[0] for at in wrong})
     batches = "" if len(micro) == whole.micro else f"micro batch {', '.join(map(str, micro))}"
     if len(ranks) == len({piece.rank for piece in pieces}):
-        return f"{batches} differs, the others agree" if batches else ""
-    return shards_of(ranks) + (f", in {batches}" if batches else "") + ("" if alone else ", perhaps not alone")
+        return f"{batches} differs, the others {agree}" if batches else ""
+    return shards_of(ranks) + (f", in {batches}" if batches else "")
 
 
-def _with_copies(whole: Whole, row: int, wrong: Collection[int]) -> set[int]:
+def with_copies(whole: Whole, row: int, wrong: Collection[int]) -> set[int]:
     """Some pieces of a value, and their copies: other ranks that hold the same part of it."""
     pieces = whole.pieces_of(row)
     cut = [axis for axis, dim in enumerate(whole.ways.get(row, ())) if dim >= 0] or [-1]
@@ -161,7 +178,7 @@ def odd_copies(
         if parts:
             adds = "adds them up" if parts == "sum" else "averages them"
             return f"golden's is the {parts} of what ranks {ranks} hold, {NOTHING} {adds}", odd
-        if distance(best) > _NEARER * distance(odd):  # else it is off by noise
+        if distance(best) > NEARER * distance(odd):  # else it is off by noise
             return f"the copies of ranks {ranks} differ{NOT_GOLDENS}", odd
     wrong: set[int] = set()
     for own in groups:
@@ -236,7 +253,7 @@ def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: S
         return ""
     total = np.sum([one["sums"] for one in own], axis=0, dtype=np.float64)
     found = {"sum": total, "mean": total / len(own)}
-    close = max(close, _NEARER * nearest)  # what 16 bits leave of a sum is noisier than one rounding
+    close = max(close, NEARER * nearest)  # what 16 bits leave of a sum is noisier than one rounding
     return next((word for word, value in found.items() if np.linalg.norm(value - goal["sums"]) <= close), "")
 
 
@@ -255,7 +272,7 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
         return []
     if wrong == {at for one in sets if len(one.own) == 1 for at in one.own} != set().union(*(one.own for one in sets)):
         return []  # of the others nothing is known
-    return sorted({pieces[at].rank for at in _with_copies(whole, row, wrong)})
+    return sorted({pieces[at].rank for at in with_copies(whole, row, wrong)})
 
 
 def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
@@ -294,22 +311,6 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     return f"rank {numbers_of([ranks[at] for at in turned])} has the halves of its shard in the other order"
 
 
-def farther(whole: Whole, row: int, other: Run, partner: int, least: float) -> set[int]:
-    """The ranks whose parts of a value are much farther from golden's than others', by so much of usual blocks."""
-    sets, gaps = block_sets(whole, row, other, partner)[0], defaultdict[int, list[float]](list)
-    for one in sets:
-        for at in one.own if len(one.own) == 1 else ():
-            gaps[at].append(abs(sqrt(one.own[at]) - sqrt(one.golden)) / sqrt(len(one.blocks)))
-    if min(map(len, gaps.values()), default=0) < _FEWEST_BLOCKS:
-        return set()
-    usual = sqrt(sum(one.golden for one in sets) / sum(len(one.blocks) for one in sets))
-    ranked = sorted((float(np.median(gap)), at) for at, gap in gaps.items())
-    for split, ((near, _), (away, _)) in enumerate(pairwise(ranked), 1):
-        if away > least * usual and near <= _NEARER * away:
-            return {whole.pieces_of(row)[at].rank for at in _with_copies(whole, row, {at for _, at in ranked[split:]})}
-    return set()
-
-
 def strange_shards(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     """The ranks whose shards of a parameter are not made of golden's blocks in their order, where others' are.
 
@@ -341,8 +342,8 @@ def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[
     goal = sketch_of(other, other.table["name"][partner])
     if None not in placed and {one.ways for one in placed} == {(0,)}:
         places = [one.mesh.index(piece.rank) for piece, one in zip(pieces, placed, strict=True)]
-    elif not any(placed) and len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0:
-        places = [piece.place[-1] for piece in pieces]
+    elif not any(placed) and len(way) == len(AXES) and sorted(way)[-2:] in ([COPIES, 0], [SUM, 0]):
+        places = [piece.place[way.index(0)] for piece in pieces]  # cut once, over tensor or expert parallel ranks
     else:
         return None
     own, held = sketches_of(whole, row), [places.index(place) for place in sorted(set(places))]
@@ -417,7 +418,7 @@ def _by_elements(whole: Whole, row: int, other: Run, files: tuple[str, str]) -> 
     with np.errstate(all="ignore"):
         gap = np.nan_to_num(np.abs(mine - golden), nan=np.inf)
         of_piece = {int(at): float(np.sqrt((gap[owners == at] ** 2).mean())) for at in np.unique(owners)}
-    return {at for at, worst in of_piece.items() if worst > _NEARER * max(of_piece.values())}
+    return {at for at, worst in of_piece.items() if worst > NEARER * max(of_piece.values())}
 
 
 # By the blocks of sketches.
@@ -525,7 +526,7 @@ def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:
 def _by_blocks(whole: Whole, row: int, other: Run, partner: int) -> set[int]:
     alone, shared, close = block_gaps(whole, row, other, partner)
     worst = max(alone.values(), default=0.0)
-    wrong = {at for at, gap in alone.items() if gap > max(close, _NEARER * worst)}
+    wrong = {at for at, gap in alone.items() if gap > max(close, NEARER * worst)}
     used = set(alone).union(*(one.own for one in shared))
     right = {at for at, gap in alone.items() if gap <= close}
     # Of blocks that several make up and that differ, a piece is wrong if the others are right wherever they are alone.
@@ -547,7 +548,7 @@ def _by_factor(shared: Sequence[Shared]) -> set[int]:
     the same multiple of it in every block; of a right one, what is left over differs from block to block.
     """
     pieces = set().union(*(one.own for one in shared))
-    if len(shared) < _FEWEST_BLOCKS or any(one.own.keys() != pieces for one in shared):
+    if len(shared) < FEWEST_BLOCKS or any(one.own.keys() != pieces for one in shared):
         return set()
     spread: dict[int, float] = {at: 0.0 for at in pieces if not any(one.own[at] for one in shared)}
     for at in pieces - spread.keys():
@@ -558,7 +559,7 @@ def _by_factor(shared: Sequence[Shared]) -> set[int]:
         else:
             spread[at] = inf
     best, *others = sorted(spread, key=lambda at: spread[at])
-    clear = spread[best] <= CLOSE and all(spread[at] * _NEARER > spread[best] for at in others)
+    clear = spread[best] <= CLOSE and all(spread[at] * NEARER > spread[best] for at in others)
     return {best} if clear and others else set()
 
 

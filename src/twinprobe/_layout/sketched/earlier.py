@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from twinprobe._align.calls import dims, epsilon
 from twinprobe._judge.search import OUTSIDE
 from twinprobe._judge.summary import Divergence
+from twinprobe._layout.sketched.blocks import block_sets
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import (
+    FEWEST_BLOCKS,
+    NEARER,
     NO_REPLICA,
-    farther,
     in_one_stretch,
     misplaced,
     numbers_of,
+    only_on,
     other_data,
-    shards_of,
+    owners_of,
     strange_shards,
+    with_copies,
 )
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 ON_RANKS = "differs on rank"
 _MOST_WORDS = 64  # values that ranks were given
 _LAST_VALUES, _MOST_VALUES = 24, 2000  # of which ranks are asked: those at the end, and all
+_MOST_BLOCKS = 0.25  # of a piece's blocks may be nearer, if it is far off as a whole
 _EPSILONS = 2  # by which copies in 16 bits differ where they are no copies
 ODD = (NO_REPLICA, "adds them up", "shard differs")
 _VALUE = r"\.(input|output|parameters)\."
@@ -109,13 +119,33 @@ def _other_numbers(whole: Whole, row: int, golden: Run, partner: int) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)} {'have' if len(ranks) > 1 else 'has'} other numbers there"
 
 
+def farther(whole: Whole, row: int, other: Run, partner: int, least: float, share: float = 0.5) -> set[int]:
+    """The pieces of a value that are much farther from golden's than others, by so much of usual blocks.
+
+    ``share``: of a piece's blocks, that may be nearer.
+    """
+    sets, gaps = block_sets(whole, row, other, partner)[0], defaultdict[int, list[float]](list)
+    for one in sets:
+        for at in one.own if len(one.own) == 1 else ():
+            gaps[at].append(abs(sqrt(one.own[at]) - sqrt(one.golden)) / sqrt(len(one.blocks)))
+    if min(map(len, gaps.values()), default=0) < FEWEST_BLOCKS:
+        return set()
+    usual = sqrt(sum(one.golden for one in sets) / sum(len(one.blocks) for one in sets))
+    ranked = sorted((float(np.quantile(gap, share)), at) for at, gap in gaps.items())
+    for split, ((near, _), (away, _)) in enumerate(pairwise(ranked), 1):
+        if away > least * usual and near <= NEARER * away:
+            return with_copies(whole, row, {at for _, at in ranked[split:]})
+    return set()
+
+
 def odd_ranks(
     whole: Whole, golden: Run, pairs: pl.DataFrame, before: int, said: dict[str, str], differ: Callable[[], bool]
 ) -> Divergence | None:
     """The first value before a row that some ranks alone have wrong, of the noise that 16 bits explain.
 
-    Ranks compute alike: copies are equal, and of shards those of other ranks tell how far noise goes. Parameters have
-    none before the first step. ``said``: of single ranks, by names; ``differ`` says whether the runs differ at all.
+    Ranks compute alike: copies are equal, and of shards those of other ranks tell how far noise goes, or those of other
+    micro batches. Parameters have none before the first step. ``said``: of single ranks, by names; ``differ`` says
+    whether the runs differ at all. They do if most of what a rank, or a micro batch, gives in the end is far off.
     """
     known = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null() & pairs["t_name"].str.contains(_VALUE)
     rows = pairs.with_row_index("order").filter(known).select("order", "t_row", "g_row", "t_name", "g_name", "g_dtype")
@@ -131,17 +161,28 @@ def odd_ranks(
     # A parameter that is not copied may have no effect.
     sure = {name for name, words in said.items() if FORWARD in name and (words.endswith(ODD[-1]) or "put." in name)}
     certain = any(one[3] in sure and apart(one[1], one[-1], _EPSILONS) for one in values)
-    if not values or (not certain and not differ()):
-        return None
     cut = [one for one in values if FORWARD in one[3] and whole.is_cut(one[1]) and not certain]
+
+    def places(order: tuple[Any, ...], least: float, share: float) -> set[tuple[int, ...]]:
+        pieces = whole.pieces_of(order[1])
+        return {pieces[at].place for at in farther(whole, order[1], golden, order[2], least, share)}
+
     # What only a part of the batch has wrong stays there: what dies out is no difference.
-    odd = {rank for one in cut[-_LAST_VALUES:] for rank in farther(whole, one[1], golden, one[2], 0.0)}
+    odd = {place for one in cut[-_LAST_VALUES:] for place in places(one, epsilon(one[-1]), _MOST_BLOCKS)}
+    if not certain and values and differ():
+        odd |= {place for one in cut[-_LAST_VALUES:] for place in places(one, 0.0, 0.5)}
+    elif not certain and not odd:
+        return None
     asked = {one[0] for one in cut[:_MOST_VALUES]}
     for order, row, partner, name, other, dtype in values:
         words = said.get(name, "") if apart(row, dtype, 1) else ""
-        ranks = farther(whole, row, golden, partner, epsilon(dtype)) if not words and order in asked else set()
-        if ranks and (ranks <= odd or not whole.is_cut(row, batch=True)):
-            words = f"{shards_of(sorted(ranks))}, on the other ranks it agrees better"
+        wrong = farther(whole, row, golden, partner, epsilon(dtype)) if not words and order in asked else set()
+        pieces = whole.pieces_of(row)
+        if wrong and ({pieces[at].place for at in wrong} <= odd or not whole.is_cut(row, batch=True)):
+            words = owners_of(whole, row, wrong, "agree better")
+            words += ", on the other ranks it agrees better" if words.startswith(("rank", "the shards")) else ""
+            alone = only_on(whole, whole.pieces["op"][row]) if words else ""
+            words += f"; made by {alone} alone" if alone else ""
         if words:
             op, argument = whole.pieces["op"][row], whole.pieces["suffix"][row].removeprefix(".")
             inside = whole.parents.get(op) if argument.startswith("input") or not parse_op(op).is_module else op
