@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from math import prod
+from math import isclose, prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean,
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,
@@ -54,7 +54,7 @@ from twinprobe._layout.shared import OWN_NORMS, own_norms
 from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, moved, odd_ranks
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
+from twinprobe._layout.wrong_ranks import NO_REPLICA, NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -66,6 +66,7 @@ _MOST = 0.5  # of the gradients of a step
 _FEW_ALIKE = 3  # findings that are listed one by one
 _READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
+_NAMES_RANKS = re.compile(r"\branks? \d")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -197,7 +198,29 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if job.target.name != DUMP:
         return _without_noise(found, job, options)
     found = _by_ranks(_other_weight(_without_scale(found, job, options), job, options), job, options)
-    return _update_before(found, job, options)
+    return _held_by(_update_before(found, job, options), job, options)
+
+
+def _held_by(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison with the ranks that hold the wrong part of a parameter, if the optimizer's table alone tells: ranks
+    pass on what they gathered, and the table has what each of them holds."""
+    first, whole = comparison.summary.first, comparison.target
+    if first is None or whole.step != 0 or not isinstance(whole, Whole) or _NAMES_RANKS.search(first.sentence):
+        return comparison
+    if first.begins != PARAMETER_DIFFERS and not first.argument.startswith("parameters."):
+        return comparison
+    row = int(np.flatnonzero((comparison.evidence.pairs["t_name"] == first.row).fill_null(value=False).to_numpy())[0])
+    norm = comparison.evidence.pairs["t_norm"][row]
+    updates = _compared(_updates_of(job), replace(options, noise=None))
+    before = updates.evidence.pairs.filter(updates.evidence.pairs["t_name"].str.ends_with(".parameters.before"))
+    for name, own in before.select("t_name", "t_norm").iter_rows():
+        path = bare_path(updated_parameter(name.removesuffix(".parameters.before")))
+        inside = path.rpartition(".")[0] == bare_path(first.module or "")
+        said = _of_ranks(updates.summary.notes, name) if inside and norm and own and isclose(norm, own, rel_tol=1e-5) else ""
+        if said:
+            first = replace(first, sentence=f"{first.sentence}; {said}")
+            return replace(comparison, summary=replace(comparison.summary, first=first))
+    return comparison
 
 
 def _compared(job: Job, options: Options) -> Comparison:
@@ -232,7 +255,8 @@ def _odd_updates(comparison: Comparison, job: Job) -> list[str]:
         return []
     read = (pairs["t_name"].str.contains(_READ) & pairs["g_row"].is_not_null()).fill_null(value=False).to_numpy()
     differ = np.flatnonzero((comparison.judged.state == DIFFERS) & read).tolist()
-    rows = [row for row in differ if not pairs["t_name"][row].startswith(TOTAL_NORM)][:_MOST_SUSPECTS]
+    rows = [row for row in differ if not pairs["t_name"][row].startswith(TOTAL_NORM)]
+    rows = sorted(rows, key=lambda row: pairs["t_name"][row].endswith(".input.0"))[:_MOST_SUSPECTS]  # causes first
     asked = [(pairs["t_row"][row], pairs["g_row"][row]) for row in rows]
     return odd_updates(whole, comparison.golden, asked, dumps[0], next(iter(dumps[1].values())))
 
@@ -279,26 +303,34 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
 
 
 def _other_weight(comparison: Comparison, job: Job, options: Options) -> Comparison:
-    """The comparison with a parameter that differs before the first step, if optimizers tell it: in 16 bits no result
-    of the pass itself may be farther off than noise."""
+    """The comparison with a parameter that differs before the first step, if optimizers tell it, or if some ranks alone
+    have another one: in 16 bits no result of the pass itself may be farther off than noise. Nothing was rounded yet."""
     summary, pairs, judged = comparison.summary, comparison.evidence.pairs, comparison.judged
-    differs = (judged.state == DIFFERS) & (judged.calls.role == PARAMETER)
-    if summary.first is not None or comparison.target.step != 0 or not differs.any():
+    parameters = judged.calls.role == PARAMETER
+    if summary.first is not None or comparison.target.step != 0 or not parameters.any():
         return comparison
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
-    if update is None or update.argument != "parameters.before":
-        return comparison
-    known = bare_path(updated_parameter(update.op))
-    for row in np.flatnonzero(differs).tolist():
+    known = bare_path(updated_parameter(update.op)) if update and update.argument == "parameters.before" else None
+    for row in np.flatnonzero(parameters).tolist():
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
-        module = bare_path(parse_op(op).body) if op else ""
-        if f"{module}.{name}" == known:
-            said = update.sentence.partition("; ")[0].replace("parameters.before", f"parameters.{name}")
-            own = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{pairs['t_name'][row]}: ")]
-            first = moved(update, op, f"parameters.{name}", pairs["g_name"][row], row, module, "; ".join([said, *own]))
+        module, own = bare_path(parse_op(op).body) if op else "", _of_ranks(summary.notes, pairs["t_name"][row])
+        differs = judged.state[row] == DIFFERS
+        if (differs and f"{module}.{name}" == known) or (own and (differs or own.endswith(NO_REPLICA))):
+            said = f"parameters.{name}: the parameter differs"
+            if update and f"{module}.{name}" == known:
+                said = update.sentence.partition("; ")[0].replace("parameters.before", f"parameters.{name}")
+            first = Divergence(op, f"{op}.parameters.{name}", pairs["g_name"][row], "", {}, {}, None,
+                               "; ".join([said, *filter(None, [own])]), "injected", row, module, f"parameters.{name}",
+                               OUTSIDE)  # fmt: skip
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
+
+
+def _of_ranks(notes: Sequence[str], name: str | None) -> str:
+    """What is said of single ranks' copies or shards of a value; of those that are said of several, the first."""
+    told = (note.partition(": ")[::2] for note in notes if name and note.startswith((f"{name}: ", f"{name} and ")))
+    return next((words for _, words in told if words.partition(", ")[0].endswith(ODD)), "")
 
 
 def _update_before(comparison: Comparison, job: Job, options: Options) -> Comparison:
@@ -345,7 +377,8 @@ def _updates_of(job: Job) -> Job:
 
 
 def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
-    """Whether a single number is multiplied by another factor, or in one run alone: a loss, if it has a way back."""
+    """Whether a single number is multiplied by another factor, or in one run alone: a loss, if it has a way back, or
+    none that is recorded while all results agree (a loss over shards, divided by a rank's own words)."""
     call = parse_op(first.op)
     run = comparison.golden if first.begins == MISSING else comparison.target
     rows = run.table.with_row_index("row").filter(run.table["name"] == f"{first.op}.output.0")
@@ -353,11 +386,11 @@ def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
     shapes = [run.pieces_of(row)[0].shape if isinstance(run, Whole) else dims(shape)
               for row, shape in rows.select("row", "shape").iter_rows()]  # fmt: skip
     return (
-        first.begins in (ARGUMENT, EXTRA, MISSING)
+        first.begins in (ARGUMENT, EXTRA, MISSING, OUTSIDE)
         and call.direction == FORWARD
         and bool(_FACTOR.search(call.body))
         and shapes == [()]
-        and rows["requires_grad"].to_list() == [True]
+        and (rows["requires_grad"].to_list() == [True] or all(result.agrees for result in comparison.summary.results))
     )
 
 
@@ -455,6 +488,12 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
         of_call = (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{first.op}: ")
         for start in (f"{first.row}: ", *of_call, f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
+        if first.begins == PARAMETER_DIFFERS:  # whose shard, rather than who gathered it
+            pairs = comparison.evidence.pairs
+            norms = dict(pairs.filter(pairs["t_name"].is_not_null()).select("t_name", "t_norm").iter_rows())
+            told = ([text.partition(": ")[0], text.partition(": ")[2]] for text in findings)
+            said = [words for name, words in told if name.startswith(f"{around}.parameters.")
+                    and norms.get(name) == norms.get(first.row)][:1] or said  # fmt: skip
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
         said += [f"made by {alone} alone"] if alone and not factor else []

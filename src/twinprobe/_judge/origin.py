@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from twinprobe._judge.deviation import DIFFERS, Deviation, bools, related_shapes
 from twinprobe._judge.flow import NONE, Differences, Flow, grouped_calls
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
+from twinprobe._judge.ranks import COLLECTIVE_PREFIXES, COMMUNICATION
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR, VALUE
@@ -37,7 +37,6 @@ UNINITIALISED = frozenset({
 })  # fmt: skip
 # Collectives whose recorded input is partly a receive buffer.
 BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
-_COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
 _SPECIAL = UNINITIALISED | BUFFERED
 # An error this many times as large as rounding and the inputs' errors explain begins here.
 SUSPICIOUS = 4.0
@@ -116,7 +115,7 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
 def communication(pairs: pl.DataFrame) -> Bools:
     """Rows of calls that exchange data between ranks: collectives, functional ones, and those of sharded parameters."""
     names = pairs["t_name"].fill_null(pairs["g_name"])
-    return bools(names.str.contains(_COMMUNICATION))
+    return bools(names.str.contains(COMMUNICATION.pattern))
 
 
 def _around(run: Run, calls: Bools) -> Bools:

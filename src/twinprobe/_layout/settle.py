@@ -47,6 +47,7 @@ from twinprobe._layout.shared import (
     cut_lookups,
     cut_modules,
     divided_before,
+    equal_shares,
     groups_in,
     handed_on_as_sums,
     order_of_sequences,
@@ -69,6 +70,7 @@ from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUT
 
 NO_UPDATE = "does not update this parameter"
 SETTING, FROM_OTHERS = "setting differs", " from the others"
+_NEAR = 0.1  # relative: half as many parts, or twice as many, are farther off
 OWN_PART = "each rank has its own part of what a reduction takes"
 Match = Callable[[Run, Run], Pairs]
 
@@ -124,6 +126,8 @@ class _Side:
         if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden):
             whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
             self.shares = {}
+        elif not self.optimizer and equal_shares(whole, self.partner, self.golden):
+            self.shares = {"dp": [1 / whole.layout.dp] * whole.layout.dp}
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
         self.shared: dict[int, int] = {}  # gradients that are parts of one, with the first of each group
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
@@ -175,6 +179,8 @@ class _Side:
             gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
             plain = plain and (self.optimizer or len(own_shapes[row]) >= expected[row])
+            if plain and roles[row] == GRADIENT and partner is not None and self._equal_parts(row, norms[row], partner):
+                continue
             if plain and not placed and not (experts[row] and gradient) and row not in self.shared:
                 if shapes[row] != own_shapes[row][0] or isnan(norms[row] or 0.0):  # pieces on the other side
                     self.changes["shape"][row] = own_shapes[row][0]
@@ -188,6 +194,20 @@ class _Side:
         self._write()
         self._tell()
         whole.settled = True
+
+    def _equal_parts(self, row: int, norm: float | None, partner: int) -> bool:
+        """Take ranks' equal gradients of a parameter for parts of a sum, if golden's is as many times as large: so they
+        are behind a mean over a sequence that is cut. What nobody adds up shows in the optimizer's table."""
+        goal, tp = self.golden["norm"][partner], self.whole.layout.tp
+        if tp == 1 or not norm or not goal or abs(tp * norm / goal - 1) > _NEAR or self.shares:
+            return False
+        if self.optimizer or not told_by_optimizers(self.whole, self.other):
+            return False
+        for stat in STATS:
+            value = self.whole.pieces[stat][row][0]
+            self.changes[stat][row] = None if value is None else tp * value
+        self.ways["added up over tp"] += 1
+        return True
 
     def _total_norms(self) -> None:
         for row, norm in total_norms(self.whole, self.changes["norm"]).items():
@@ -284,7 +304,8 @@ class _Side:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            arithmetic = nearest(whole, blocks, way, (Arithmetic({}, {}), Arithmetic(self.means, {})))
+            readings = [Arithmetic(shares, {}) for shares in (self.shares or self.means, self.means)]
+            arithmetic = nearest(whole, blocks, way, (Arithmetic({}, {}), *readings))
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")

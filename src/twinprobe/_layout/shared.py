@@ -314,8 +314,16 @@ def handed_on_as_sums(
     whole: Whole, op: str, shape: Shape | None, outputs: Mapping[str, int], taken: Collection[Any]
 ) -> bool:
     """Whether a module around a call hands on copies, or as many parts of the value's size as there are ranks (sequence
-    parallel), before another call takes what differs between ranks."""
+    parallel), before another call takes what differs between ranks. In the model's own code, which no recorded module
+    is around, the module that is called next takes copies instead."""
     around = whole.parents.get(op) or ""
+    if around not in outputs:
+        ops, inputs = whole.pieces["op"], whole.table["role"] == INPUT
+        later = whole.ops[whole.ops.index(op) + 1 :]
+        after = next((one for one in later if (whole.parents.get(one) or "") == around and is_module(one)), "")
+        rows = np.flatnonzero(((ops == after) & inputs & (whole.table["kind"] == TENSOR)).to_numpy()).tolist()
+        lines = [line for row in rows for line in along(whole.pieces_of(row), AXES.index("tp"))]
+        return bool(lines) and f".{FORWARD}" in after and all(map(same, lines))
     while around in outputs:
         lines = along(whole.pieces_of(outputs[around]), AXES.index("tp"))
         scattered = shape and all(sum(prod(one.shape or ()) for one in line) == prod(shape) for line in lines)
@@ -486,6 +494,23 @@ def shares_of(whole: Whole) -> dict[str, list[float]]:
     if whole.micro > 1:
         shares["micro"] = [1 / whole.micro] * whole.micro
     return shares
+
+
+def equal_shares(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
+    """Whether ranks with unequal numbers of words have equal shares of the gradients: a loss that each rank divides by
+    the words of all, and multiplies by the ranks that DDP divides by. The first gradient that they cut tells."""
+    words = shares_of(whole).get("dp", [])
+    if whole.layout.dp < len(whole.ranks) or len(set(words)) < 2:
+        return False
+    roles, ops = whole.table["role"].to_list(), whole.pieces["op"].to_list()
+    for row, partner in partners.items():
+        goal, pieces = golden["norm"][partner], whole.pieces_of(row) if f".{BACKWARD}" in ops[row] else []
+        norms = [piece.stats[3] or 0.0 for piece in pieces]
+        if roles[row] == INPUT and goal and len(norms) == len(words) and len({piece.shape for piece in pieces}) > 1:
+            by_words, equal = (sum((norm * share) ** 2 for norm, share in zip(norms, shares, strict=True)) ** 0.5
+                               for shares in (words, [1 / len(words)] * len(words)))  # fmt: skip
+            return abs(equal / goal - 1) < _SAME_NORM < abs(by_words / goal - 1)
+    return False
 
 
 def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:

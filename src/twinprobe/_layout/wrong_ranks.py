@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import inf, nan, prod, sqrt
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,9 @@ def whose(
         wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
     else:
         wrong = _by_blocks(whole, row, other, partner)
+        twins = _twin_shards(pieces, way) if not wrong and (way := whole.ways.get(row)) else []
+        if twins and whole.table["role"][row] == PARAMETER:
+            return f"ranks {numbers_of(twins)} hold the same shard"
         if not wrong and not inherited:
             way, arithmetic = whole.ways.get(row), whole.arithmetic.get(row, PLAIN)
             counted = [piece._replace(stats=scaled(piece.stats, arithmetic.weight(piece, way)) if way else piece.stats)
@@ -103,6 +106,18 @@ def whose(
     if len(ranks) == len({piece.rank for piece in pieces}):
         return f"{batches} differs, the others agree" if batches else ""
     return shards_of(ranks) + (f", in {batches}" if batches else "") + ("" if alone else ", perhaps not alone")
+
+
+def _twin_shards(pieces: Sequence[Piece], way: Way) -> list[int]:
+    """Ranks that hold the same numbers of a parameter, though each should have another part of it: one has loaded the
+    other's. Which one, columns do not tell."""
+    cut = [axis for axis, dim in enumerate(way) if dim >= 0]
+    for one, other in combinations(pieces, 2):
+        high, low, _, norm = one.stats
+        varied = high is not None and low is not None and high != low and norm
+        if varied and same([one, other]) and any(one.place[axis] != other.place[axis] for axis in cut):
+            return sorted({one.rank, other.rank})
+    return []
 
 
 def _with_copies(whole: Whole, row: int, wrong: Collection[int]) -> set[int]:
@@ -343,6 +358,14 @@ def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[
         places = [one.mesh.index(piece.rank) for piece, one in zip(pieces, placed, strict=True)]
     elif not any(placed) and len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0:
         places = [piece.place[-1] for piece in pieces]
+    elif len(group := _shard_group(whole.ranks[pieces[0].rank], _parameter_path(whole, row))) == len(pieces):
+        one, goal = sketches_of(whole, row)[0], sketch_of(other, other.table["name"][partner])
+        if one is None or goal is None or one["whole"] != goal["whole"] or BLOCKS % (2 * len(group)):
+            return None
+        if BLOCKS * block_length(int(goal["count"])) != goal["count"] or isinstance(other, Whole):
+            return None
+        golden, square = (one_of["block_norm"].astype(np.float64) ** 2 for one_of in (goal, one))
+        return list(group), np.split(square, len(group)), golden
     else:
         return None
     own, held = sketches_of(whole, row), [places.index(place) for place in sorted(set(places))]
@@ -434,8 +457,7 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
     close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
     length, wrong = block_length(prod(shape)), set()
-    call = parse_op(whole.pieces["op"][row])
-    path = f"{bare_path(call.body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    path = _parameter_path(whole, row)
     for group in dict.fromkeys(_shard_group(whole.ranks[rank], path) for rank in of_rank):
         own = sketch_of(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
         if own is None or own["whole"] != goal["whole"]:
@@ -482,20 +504,22 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     if not own or any(one is None or one["whole"] != goal["whole"] for one in own):
         return []
     close = max(CLOSE, epsilon(other.table["dtype"][partner]))
-    alone: dict[int, bool] = {}
+    alone: dict[int, list[bool]] = defaultdict(list)
     for block in range(BLOCKS):
         owners = [at for at, one in enumerate(own) if one["block_norm"][block] > 0]
         if len(owners) == 1:
             pairs = [(float(own[owners[0]][name][block]), float(goal[name][block])) for name in _MEASURES]
-            alone[owners[0]] = alone.get(owners[0], False) or any(far(*pair) > close for pair in pairs)
-    wrong = sorted(pieces[at].rank for at, differs in alone.items() if differs)
+            alone[owners[0]].append(any(far(*pair) > close for pair in pairs))
+    # An offset makes nearly all blocks wrong, and single ones of ranks that look up beyond their words for others.
+    wrong = sorted(pieces[at].rank for at, differ in alone.items() if any(differ) and
+                   np.mean(differ) > max((np.mean(one) for other, one in alone.items() if other != at), default=0.0) / 2)
     return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
 
 
 def _holders(whole: Whole, row: int, other: Run, partner: int, wrong: set[int]) -> set[int]:
     """Of pieces that ranks gathered, those whose ranks hold the rows that differ."""
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
-    path = f"{bare_path(parse_op(whole.pieces['op'][row]).body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    path = _parameter_path(whole, row)
     placements = {at: whole.ranks[pieces[at].rank].sharded.get(path) for at in wrong}
     if not shape or any(one is None or pieces[at].rank not in one.mesh or one.whole != shape
                         for at, one in placements.items()):  # fmt: skip
@@ -510,6 +534,10 @@ def _holders(whole: Whole, row: int, other: Run, partner: int, wrong: set[int]) 
         guilty |= inside
         shared += [{at for at in wrong if own & rows[at]}] if not inside else []
     return guilty if guilty and all(one & guilty for one in shared) else wrong
+
+
+def _parameter_path(whole: Whole, row: int) -> str:
+    return f"{bare_path(parse_op(whole.pieces['op'][row]).body)}.{whole.table['name'][row].rpartition('.')[2]}"
 
 
 def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from twinprobe._layout.pieces import AXES, Piece, Placement, rows_of
 from twinprobe._layout.ranks import gradients_of
 from twinprobe._layout.sketched.blocks import CLOSE, sketch_of
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import numbers_of
+from twinprobe._layout.wrong_ranks import numbers_of, shards_of
 from twinprobe._measure.sketch import block_length
 from twinprobe._runs.names import OPTIMIZER, parse_op
 from twinprobe._runs.run import Run, open_run
@@ -23,6 +23,7 @@ from twinprobe._runs.sketches import BLOCKS
 from twinprobe._runs.table import GRADIENT, PARAMETER, STATS
 from twinprobe.errors import TwinProbeError
 
+_MOST_ELEMENTS = 1 << 26  # of a value whose ranks are asked
 _GIVEN, _BEFORE = ".input.0", ".parameters.before"
 
 
@@ -61,25 +62,36 @@ def _by_golden_blocks(whole: Whole, row: int, other: Run, partner: int, golden: 
     """The ranks whose shards have another norm than the blocks of golden's value in their rows."""
     name, pieces = whole.table["name"][row], whole.pieces_of(row)
     goal, shape = _golden_sketch(other, partner, name, golden), dims(other.table["shape"][partner])
-    held = [_rows_held(whole, row, piece, placement, shape)
-            for piece, placement in zip(pieces, whole.placements_of(row), strict=True)]  # fmt: skip
-    if goal is None or not shape or goal["whole"] != prod(shape) or any(rows is None for rows in held):
+    if goal is None or not shape or goal["whole"] != prod(shape) or prod(shape) > _MOST_ELEMENTS:
         return ""
+    held = _stretches(pieces, prod(shape))
+    if held is None:
+        rows = [_rows_held(whole, row, piece, placement, shape)
+                for piece, placement in zip(pieces, whole.placements_of(row), strict=True)]  # fmt: skip
+        held = [_of_rows(one, shape) for one in rows if one is not None]
+        if len(held) < len(rows):
+            return ""
     close = 2 * max(CLOSE, epsilon(other.table["dtype"][partner]))  # of squares
-    wrong = set()
-    for piece, rows in zip(pieces, held, strict=True):
-        least, most = _between(goal, rows, shape)  # type: ignore[arg-type]
+    wrong, unsure = set(), False
+    for piece, elements in zip(pieces, held, strict=True):
+        least, most = _between(goal, elements)
         square = (piece.stats[3] or 0.0) ** 2
-        if most > least * (1 + close):
-            return ""  # blocks that the rows of two ranks share
         if not least * (1 - close) <= square <= most * (1 + close):
             wrong.add(piece.rank)
-    ranks = sorted(wrong)
-    if not ranks or len(ranks) == len({piece.rank for piece in pieces}):
-        return ""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}'s shard differs"
-    return f"the shards of ranks {numbers_of(ranks)} differ"
+        elif most > least * (1 + close):  # blocks that two ranks share
+            unsure = True
+    told = wrong and len(wrong) < len(whole.ranks)
+    return shards_of(sorted(wrong)) + ", perhaps not alone" * unsure if told else ""
+
+
+def _stretches(pieces: Sequence[Piece], count: int) -> list[NDArray[np.bool_]] | None:
+    """Which elements each rank holds of a value that is cut into stretches one behind the other (FSDP1)."""
+    if any(piece.shape is None or len(piece.shape) != 1 for piece in pieces):
+        return None
+    ends = np.cumsum([prod(piece.shape or ()) for piece in pieces])
+    places = np.arange(count)
+    held = [(places >= end - prod(piece.shape or ())) & (places < end) for piece, end in zip(pieces, ends, strict=True)]
+    return held if ends[-1] == count else None
 
 
 def _parameter(name: str) -> tuple[str, str]:
@@ -121,15 +133,16 @@ def _rows_held(
     return np.arange(piece.shape[0]) + piece.place[at] * piece.shape[0]
 
 
-def _between(goal: Any, rows: NDArray[np.int64], shape: tuple[int, ...]) -> tuple[float, float]:
-    """What the squares of a value's rows add up to, at least and at most, by the norms of its blocks."""
-    count, inner = prod(shape), prod(shape[1:])
-    length, squares = block_length(count), goal["block_norm"].astype(np.float64) ** 2
-    held = np.zeros(count, dtype=bool) if count < 1 << 26 else None
-    if held is None:
-        return 0.0, inf
-    held.reshape(shape[0], inner)[rows] = True
-    filled = np.add.reduceat(held, np.arange(0, count, length), dtype=np.int64)
-    sizes = np.minimum(length, count - length * np.arange(len(filled)))
+def _of_rows(rows: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    held = np.zeros((shape[0], prod(shape[1:])), dtype=bool)
+    held[rows] = True
+    return held.reshape(-1)
+
+
+def _between(goal: Any, held: NDArray[np.bool_]) -> tuple[float, float]:
+    """What the squares of a part of a value add up to, at least and at most, by the norms of its blocks."""
+    length, squares = block_length(held.size), goal["block_norm"].astype(np.float64) ** 2
+    filled = np.add.reduceat(held, np.arange(0, held.size, length), dtype=np.int64)
+    sizes = np.minimum(length, held.size - length * np.arange(len(filled)))
     squares = squares[: min(len(filled), BLOCKS)]
     return float(squares[filled == sizes].sum()), float(squares[filled > 0].sum())
