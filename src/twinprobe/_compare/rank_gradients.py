@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import eq
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,13 @@ from twinprobe._align.calls import epsilon
 from twinprobe._align.links import NONE
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
 from twinprobe._judge.origin import Divergence
-from twinprobe._layout.ranks import micro_batches, passes_of
+from twinprobe._judge.search import MISSING
+from twinprobe._layout.ranks import gradients_of, micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
 from twinprobe._layout.sketched.earlier import moved
+from twinprobe._layout.sketched.updates import parameter_of, rank_factors
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, numbers_of, only_on
 from twinprobe._runs.names import TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
 from twinprobe.errors import TwinProbeError
@@ -36,6 +39,8 @@ _SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one nu
 _FAR = 10  # times that: no rounding
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
+_ZERO = 16 * 2.0**-23  # of the norm of all gradients
+_GIVEN, _TWO, _SHOWN = ".input.0", 2, 8
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
 
 
@@ -59,9 +64,63 @@ def one_multiple(comparison: Comparison) -> list[str]:
     return _one_factor(ratios, named, max(precision, comparison.target.settings.get(PRODUCT_PRECISION, 0.0)))
 
 
+def not_given(whole: Whole, dumps: Mapping[int, Path]) -> list[str]:
+    """The parameters of which some ranks' backward passes made gradients that their optimizers were not given, while
+    another rank of the same part of the model updates all of them: else each updates its share (ZeRO)."""
+    updated: dict[str, set[int]] = {}
+    for op, suffix, ranks in whole.pieces.select("op", "suffix", "rank").iter_rows():
+        if suffix == _GIVEN and not op.startswith(TOTAL_NORM):
+            updated[op] = set(ranks)
+    parts: dict[Any, set[int]] = defaultdict(set)
+    for rank in whole.ranks:
+        parts[whole.layout.place(rank).pp, whole.layout.place(rank).ep].add(rank)
+    found = []
+    for ranks in parts.values():
+        held = [op for op, own in updated.items() if own & ranks]
+        if any(all(rank in updated[op] for op in held) for rank in ranks):
+            lacking = {op: sorted(rank for rank in ranks - updated[op]
+                                  if rank in dumps and gradients_of(dumps[rank], *parameter_of(f"{op}{_GIVEN}")))
+                       for op in held if ranks - updated[op]}  # fmt: skip
+            found += [f"{op}{_GIVEN}: rank {numbers_of(own)} {NO_UPDATE}" for op, own in lacking.items() if own]
+    return [text for text in found if text not in whole.findings]
+
+
+def unlike_multiples(comparison: Comparison) -> list[str]:
+    """Whether the gradients of each rank are one multiple of golden's, another one on each rank, in words: so they are
+    where each rank clips by the norm of what it holds."""
+    whole, golden, pairs = comparison.target, comparison.golden, comparison.evidence.pairs
+    if not isinstance(whole, Whole) or isinstance(golden, Whole) or len(whole.ranks) < _TWO:
+        return []
+    rows = pairs.filter(pairs["t_name"].str.contains(_GRADIENT) & pairs["g_row"].is_not_null())
+    rows = rows.filter(~rows["t_name"].str.starts_with(TOTAL_NORM))
+    for of_copies in (True, False):  # rows of a fused projection may be those of several
+        factors: dict[int, list[float]] = defaultdict(list)
+        for row, partner in rows.select("t_row", "g_row").iter_rows():
+            for rank, factor in rank_factors(whole, row, golden, partner, copies=of_copies):
+                factors[rank].append(factor)
+        if min(map(len, factors.values()), default=0) >= _FEW_GRADIENTS:
+            break
+    precision = max(map(epsilon, rows["g_dtype"]), default=0.0)
+    close = max(_SAME_FACTOR, _EPSILONS * max(precision, whole.settings.get(PRODUCT_PRECISION, 0.0)))
+    usual = {rank: float(np.median(own)) for rank, own in factors.items() if len(own) >= _FEW_GRADIENTS}
+    if len(usual) < len(whole.ranks) or max(usual.values()) / min(usual.values()) < 1 + close:
+        return []
+    if any(np.mean(np.abs(np.array(factors[rank]) / one - 1) < close) < _MOST_GRADIENTS for rank, one in usual.items()):
+        return []
+    told = ", ".join(f"{one:.4g} times on rank {rank}" for rank, one in sorted(usual.items())[:_SHOWN])
+    return [f"all gradients are a multiple of golden's, {told}: ranks clip or scale them by numbers of their own"]
+
+
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:
-    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first."""
+    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first, or
+    nothing else."""
     first = comparison.summary.first
+    if first is None and comparison.target.path.name == OPTIMIZER_FILE:
+        op = next((text.partition(f"{_GIVEN}: ")[0] for text in findings if text.endswith(NO_UPDATE)), "")
+        row, words = f"{op}{_GIVEN}", "a rank's optimizer is not given its gradient"
+        module = parse_op(op).body.rpartition(".")[0] if op else ""
+        found = Divergence(op, row, row, "", {}, {}, None, words, "injected", NONE, module, "input.0", MISSING)
+        return found if op else None
     if first is None or not first.op.startswith(TOTAL_NORM):
         return None
     known = set(comparison.target.ops)
@@ -80,7 +139,7 @@ def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | Non
         place = only_on(comparison.target, near)
         sentence += f"; {updated_parameter(near)} is on {place}" if place else ""
     return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
-                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
+                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins=MISSING)  # fmt: skip
 
 
 def not_shared(comparison: Comparison, findings: Sequence[str]) -> Divergence | None:
@@ -170,7 +229,9 @@ def _gradients(comparison: Comparison) -> pl.DataFrame:
     """The pairs of what optimizers were given, but zeros."""
     pairs = comparison.evidence.pairs.with_row_index("order")
     named = pairs["t_name"].str.contains(_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
-    return pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    found = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    every = float(np.linalg.norm(found["g_norm"].to_numpy()))
+    return found.filter(found["g_norm"] > _ZERO * every)  # else zero in theory, and noise
 
 
 def beside_clipping(comparison: Comparison, first: Divergence) -> int:

@@ -17,7 +17,15 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
-from twinprobe._compare.rank_gradients import UNREDUCED, before_the_gradients, not_shared, not_updated, one_multiple
+from twinprobe._compare.rank_gradients import (
+    UNREDUCED,
+    before_the_gradients,
+    not_given,
+    not_shared,
+    not_updated,
+    one_multiple,
+    unlike_multiples,
+)
 from twinprobe._compare.request import Job, Request
 from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean, noise_of_steps, silent_parts
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
@@ -51,7 +59,7 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
-from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, moved, odd_ranks
+from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, odd_ranks
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NO_REPLICA, NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
@@ -66,6 +74,7 @@ _MOST = 0.5  # of the gradients of a step
 _FEW_ALIKE = 3  # findings that are listed one by one
 _READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
 _FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
+_SAME, _BEFORE = 1e-5, "parameters.before"  # relative: norms of the same numbers, added up in another order
 _NAMES_RANKS = re.compile(r"\branks? \d")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
@@ -202,8 +211,10 @@ def compare_whole(job: Job, options: Options) -> Comparison:
 
 
 def _held_by(comparison: Comparison, job: Job, options: Options) -> Comparison:
-    """The comparison with the ranks that hold the wrong part of a parameter, if the optimizer's table alone tells: ranks
-    pass on what they gathered, and the table has what each of them holds."""
+    """The comparison with the ranks that hold the wrong part of a parameter, if the optimizer's table alone tells: it
+    has what each rank holds, and calls have what it gathered."""
+    import polars as pl
+
     first, whole = comparison.summary.first, comparison.target
     if first is None or whole.step != 0 or not isinstance(whole, Whole) or _NAMES_RANKS.search(first.sentence):
         return comparison
@@ -212,11 +223,10 @@ def _held_by(comparison: Comparison, job: Job, options: Options) -> Comparison:
     row = int(np.flatnonzero((comparison.evidence.pairs["t_name"] == first.row).fill_null(value=False).to_numpy())[0])
     norm = comparison.evidence.pairs["t_norm"][row]
     updates = _compared(_updates_of(job), replace(options, noise=None))
-    before = updates.evidence.pairs.filter(updates.evidence.pairs["t_name"].str.ends_with(".parameters.before"))
-    for name, own in before.select("t_name", "t_norm").iter_rows():
-        path = bare_path(updated_parameter(name.removesuffix(".parameters.before")))
-        inside = path.rpartition(".")[0] == bare_path(first.module or "")
-        said = _of_ranks(updates.summary.notes, name) if inside and norm and own and isclose(norm, own, rel_tol=1e-5) else ""
+    norms = dict(updates.evidence.pairs.filter(pl.col("t_name").is_not_null()).select("t_name", "t_norm").iter_rows())
+    for path, name in _held_otherwise(updates).items():
+        inside = path.rpartition(".")[0] == bare_path(first.module or "") and None not in (norm, norms[name])
+        said = _of_ranks(updates.summary.notes, name) if inside and isclose(norm, norms[name], rel_tol=_SAME) else ""
         if said:
             first = replace(first, sentence=f"{first.sentence}; {said}")
             return replace(comparison, summary=replace(comparison.summary, first=first))
@@ -244,6 +254,7 @@ def _compared(job: Job, options: Options) -> Comparison:
     for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
         if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
             run.findings = [_of_own_batch(text, run, side) for text in run.findings]
+            run.findings += not_given(run, side.files(DUMP))
     updates = _odd_updates(comparison, job) if job.target.name == OPTIMIZER_FILE else []
     return with_findings(comparison, notes, lost, updates)
 
@@ -309,22 +320,35 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
     parameters = judged.calls.role == PARAMETER
     if summary.first is not None or comparison.target.step != 0 or not parameters.any():
         return comparison
-    update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
-    known = bare_path(updated_parameter(update.op)) if update and update.argument == "parameters.before" else None
+    updates = _compared(_updates_of(job), replace(options, noise=None))
+    update, held = updates.summary.first, _held_otherwise(updates)
     for row in np.flatnonzero(parameters).tolist():
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
         module, own = bare_path(parse_op(op).body) if op else "", _of_ranks(summary.notes, pairs["t_name"][row])
-        differs = judged.state[row] == DIFFERS
-        if (differs and f"{module}.{name}" == known) or (own and (differs or own.endswith(NO_REPLICA))):
-            said = f"parameters.{name}: the parameter differs"
-            if update and f"{module}.{name}" == known:
-                said = update.sentence.partition("; ")[0].replace("parameters.before", f"parameters.{name}")
-            first = Divergence(op, f"{op}.parameters.{name}", pairs["g_name"][row], "", {}, {}, None,
-                               "; ".join([said, *filter(None, [own])]), "injected", row, module, f"parameters.{name}",
-                               OUTSIDE)  # fmt: skip
+        there, differs = held.get(f"{module}.{name}", ""), judged.state[row] == DIFFERS
+        told = update is not None and update.row == there and differs
+        if there and (told or (own and (differs or own.endswith(NO_REPLICA)))):
+            said = (
+                update.sentence.partition("; ")[0]
+                if update is not None and told
+                else f"{_BEFORE}: the parameter differs"
+            )
+            words = "; ".join([said.replace(_BEFORE, f"parameters.{name}"), *filter(None, [own])])
+            place = op, f"{op}.parameters.{name}", pairs["g_name"][row]
+            first = Divergence(*place, "", {}, {}, None, words, "injected", row, module, f"parameters.{name}", OUTSIDE)
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
+
+
+def _held_otherwise(updates: Comparison) -> dict[str, str]:
+    """The parameters that optimizers read with other numbers than golden's, and the rows that they stand in."""
+    import polars as pl
+
+    columns = pl.col("t_norm") / pl.col("g_norm"), pl.col("t_max") / pl.col("g_max")
+    other = pl.any_horizontal(*((ratio - 1).abs() > _SAME for ratio in columns))
+    names = updates.evidence.pairs.filter(pl.col("t_name").str.ends_with(f".{_BEFORE}") & other)["t_name"].to_list()
+    return {bare_path(updated_parameter(name.removesuffix(f".{_BEFORE}"))): name for name in names}
 
 
 def _of_ranks(notes: Sequence[str], name: str | None) -> str:
@@ -348,7 +372,7 @@ def _update_before(comparison: Comparison, job: Job, options: Options) -> Compar
     if parameter and first.op in target.ops[:back]:
         return comparison
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
-    if update is None or parameter == (update.argument == "parameters.before"):
+    if update is None or parameter == (update.argument == _BEFORE):
         return comparison
     others = [first, *summary.others]
     return replace(comparison, summary=replace(summary, first=replace(update, order=NONE), others=others))
@@ -471,9 +495,10 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
             findings += run.findings
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
+    updated = comparison.target.path.name == OPTIMIZER_FILE and comparison.summary.first is not None
     factor = one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
     if factor == [] and isinstance(comparison.target, Whole):
-        factor = own_norms(comparison.target)
+        factor = own_norms(comparison.target) or (unlike_multiples(comparison) if updated else [])
     first = not_updated(comparison, findings) or before_the_gradients(comparison) or not_shared(comparison, findings)
     runs = comparison.target, comparison.golden
     first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)
@@ -496,7 +521,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
                     and norms.get(name) == norms.get(first.row)][:1] or said  # fmt: skip
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
-        said += [f"made by {alone} alone"] if alone and not factor else []
+        said += [f"made by {alone} alone"] if alone and not factor and first.begins != MISSING else []
         said += [*factor, *_biases(comparison, first)]
         said = said or [text for text in [cut_through(first, *runs, comparison.evidence.pairs)] if text]
         said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]

@@ -179,13 +179,12 @@ class _Side:
             gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
             plain = plain and (self.optimizer or len(own_shapes[row]) >= expected[row])
-            if plain and roles[row] == GRADIENT and partner is not None and self._equal_parts(row, norms[row], partner):
-                continue
             if plain and not placed and not (experts[row] and gradient) and row not in self.shared:
-                if shapes[row] != own_shapes[row][0] or isnan(norms[row] or 0.0):  # pieces on the other side
+                parts = self._equal_parts(row, partner) if roles[row] == GRADIENT else 1
+                if parts > 1 or shapes[row] != own_shapes[row][0] or isnan(norms[row] or 0.0):  # on the other side
                     self.changes["shape"][row] = own_shapes[row][0]
                     for stat in STATS:
-                        self.changes[stat][row] = pieces[stat][row][0]
+                        self.changes[stat][row] = _times(pieces[stat][row][0], parts)
                 continue
             self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
         self._add_shared()
@@ -195,19 +194,15 @@ class _Side:
         self._tell()
         whole.settled = True
 
-    def _equal_parts(self, row: int, norm: float | None, partner: int) -> bool:
-        """Take ranks' equal gradients of a parameter for parts of a sum, if golden's is as many times as large: so they
-        are behind a mean over a sequence that is cut. What nobody adds up shows in the optimizer's table."""
-        goal, tp = self.golden["norm"][partner], self.whole.layout.tp
-        if tp == 1 or not norm or not goal or abs(tp * norm / goal - 1) > _NEAR or self.shares:
-            return False
-        if self.optimizer or not told_by_optimizers(self.whole, self.other):
-            return False
-        for stat in STATS:
-            value = self.whole.pieces[stat][row][0]
-            self.changes[stat][row] = None if value is None else tp * value
+    def _equal_parts(self, row: int, partner: int | None) -> int:
+        """How many parts of a sum equal gradients of a parameter are: as many as there are ranks, if golden's is as
+        many times as large. So it is behind a mean over a cut sequence; the optimizer's table has what became of it."""
+        tp, norm = self.whole.layout.tp, self.whole.pieces["norm"][row][0]
+        goal = None if partner is None or tp == 1 or self.shares or self.optimizer else self.golden["norm"][partner]
+        if not goal or not norm or abs(tp * norm / goal - 1) > _NEAR or not told_by_optimizers(self.whole, self.other):
+            return 1
         self.ways["added up over tp"] += 1
-        return True
+        return tp
 
     def _total_norms(self) -> None:
         for row, norm in total_norms(self.whole, self.changes["norm"]).items():
@@ -296,16 +291,15 @@ class _Side:
         if way[AXES.index("tp")] == SUM and row in self.own_parts:
             self._nothing(row, OWN_PART)
             return
-        odd = self._odd_axis(row, blocks, way, role, gradient)
-        if odd == "unknown":
+        if (odd := self._odd_axis(row, blocks, way, role, gradient)) == "unknown":
             self._nothing(row, "its pieces differ, and nothing tells how they fit together")
             return
         if odd:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            readings = [Arithmetic(shares, {}) for shares in (self.shares or self.means, self.means)]
-            arithmetic = nearest(whole, blocks, way, (Arithmetic({}, {}), *readings))
+            readings: tuple[Any, ...] = {}, self.shares or self.means, self.means
+            arithmetic = nearest(whole, blocks, way, [Arithmetic(shares, {}) for shares in readings])
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")
@@ -619,3 +613,7 @@ class _Side:
         whole.assumed += [f"{count:,} value{'s' * (count > 1)} {way}" for way, count in sorted(self.ways.items())]
         more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
         whole.assumed += [f"not put together: {self.unfit[0]}{more}"] if self.unfit else []
+
+
+def _times(value: float | None, count: int) -> float | None:
+    return value if value is None or count == 1 else value * count

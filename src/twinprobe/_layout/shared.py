@@ -509,7 +509,7 @@ def equal_shares(whole: Whole, partners: Mapping[int, int], golden: Mapping[str,
         if roles[row] == INPUT and goal and len(norms) == len(words) and len({piece.shape for piece in pieces}) > 1:
             by_words, equal = (sum((norm * share) ** 2 for norm, share in zip(norms, shares, strict=True)) ** 0.5
                                for shares in (words, [1 / len(words)] * len(words)))  # fmt: skip
-            return abs(equal / goal - 1) < _SAME_NORM < abs(by_words / goal - 1)
+            return bool(abs(equal / goal - 1) < _SAME_NORM < abs(by_words / goal - 1))
     return False
 
 

@@ -83,8 +83,12 @@ def whose(
         wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
     else:
         wrong = _by_blocks(whole, row, other, partner)
-        twins = _twin_shards(pieces, way) if not wrong and (way := whole.ways.get(row)) else []
-        if twins and whole.table["role"][row] == PARAMETER:
+        twins = (
+            _twin_shards(whole, row, dims(other.table["shape"][partner]))
+            if whole.table["role"][row] == PARAMETER and not wrong
+            else []
+        )
+        if twins:
             return f"ranks {numbers_of(twins)} hold the same shard"
         if not wrong and not inherited:
             way, arithmetic = whole.ways.get(row), whole.arithmetic.get(row, PLAIN)
@@ -108,13 +112,16 @@ def whose(
     return shards_of(ranks) + (f", in {batches}" if batches else "") + ("" if alone else ", perhaps not alone")
 
 
-def _twin_shards(pieces: Sequence[Piece], way: Way) -> list[int]:
+def _twin_shards(whole: Whole, row: int, goal: tuple[int, ...] | None) -> list[int]:
     """Ranks that hold the same numbers of a parameter, though each should have another part of it: one has loaded the
     other's. Which one, columns do not tell."""
-    cut = [axis for axis, dim in enumerate(way) if dim >= 0]
+    pieces, cut = whole.pieces_of(row), [axis for axis, dim in enumerate(whole.ways.get(row, ())) if dim >= 0]
+    parts = {tuple(piece.place[axis] for axis in cut): prod(piece.shape or ()) for piece in pieces}
+    if sum(parts.values()) != prod(goal or ()):  # ranks share some (heads of keys and values)
+        return []
     for one, other in combinations(pieces, 2):
         high, low, _, norm = one.stats
-        varied = high is not None and low is not None and high != low and norm
+        varied = None not in (high, low) and high != low and norm
         if varied and same([one, other]) and any(one.place[axis] != other.place[axis] for axis in cut):
             return sorted({one.rank, other.rank})
     return []
@@ -290,7 +297,7 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     Block by block, their norms are those of golden's rows, but of those of another rank, or of the other half of a
     fused parameter. Only what is found elsewhere is told: a parameter may be fused in ways that nobody knows.
     """
-    known = _shards_and_goal(whole, row, other, partner)
+    known = _shards_and_goal(whole, row, other, partner) or _gathered_shards(whole, row, other, partner)
     if known is None:
         return ""
     ranks, shards, golden = known
@@ -358,14 +365,6 @@ def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[
         places = [one.mesh.index(piece.rank) for piece, one in zip(pieces, placed, strict=True)]
     elif not any(placed) and len(way) == len(AXES) and way[-1] == 0 and max(way[:-1]) < 0:
         places = [piece.place[-1] for piece in pieces]
-    elif len(group := _shard_group(whole.ranks[pieces[0].rank], _parameter_path(whole, row))) == len(pieces):
-        one, goal = sketches_of(whole, row)[0], sketch_of(other, other.table["name"][partner])
-        if one is None or goal is None or one["whole"] != goal["whole"] or BLOCKS % (2 * len(group)):
-            return None
-        if BLOCKS * block_length(int(goal["count"])) != goal["count"] or isinstance(other, Whole):
-            return None
-        golden, square = (one_of["block_norm"].astype(np.float64) ** 2 for one_of in (goal, one))
-        return list(group), np.split(square, len(group)), golden
     else:
         return None
     own, held = sketches_of(whole, row), [places.index(place) for place in sorted(set(places))]
@@ -382,6 +381,18 @@ def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[
     parts = [part.reshape(tp, -1)[at] if one["flags"] & SHARD else part.reshape(-1, tp).sum(axis=1)
              for at, (one, part) in enumerate(zip(shards, squares, strict=True))]  # fmt: skip
     return [pieces[at].rank for at in held], parts, golden
+
+
+def _gathered_shards(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[int], list[Any], Any] | None:
+    """The same of a parameter that ranks gathered from each other: their shards are stretches of it."""
+    pieces, goal = whole.pieces_of(row), sketch_of(other, other.table["name"][partner])
+    group, one = _shard_group(whole.ranks[pieces[0].rank], _parameter_path(whole, row)), sketches_of(whole, row)[0]
+    if len(group) < len(pieces) or isinstance(other, Whole) or one is None or goal is None:
+        return None
+    if one["whole"] != goal["whole"] or BLOCKS * block_length(int(goal["count"])) != goal["count"]:
+        return None
+    golden, squares = (sketch["block_norm"].astype(np.float64) ** 2 for sketch in (goal, one))
+    return None if BLOCKS % (2 * len(group)) else (list(group), np.split(squares, len(group)), golden)
 
 
 def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
@@ -511,8 +522,12 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
             pairs = [(float(own[owners[0]][name][block]), float(goal[name][block])) for name in _MEASURES]
             alone[owners[0]].append(any(far(*pair) > close for pair in pairs))
     # An offset makes nearly all blocks wrong, and single ones of ranks that look up beyond their words for others.
-    wrong = sorted(pieces[at].rank for at, differ in alone.items() if any(differ) and
-                   np.mean(differ) > max((np.mean(one) for other, one in alone.items() if other != at), default=0.0) / 2)
+    wrong = sorted(
+        pieces[at].rank
+        for at, differ in alone.items()
+        if any(differ)
+        and np.mean(differ) > max((np.mean(one) for other, one in alone.items() if other != at), default=0.0) / 2
+    )
     return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from twinprobe._align.calls import dims, epsilon
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
+from twinprobe._layout.sketched.blocks import block_sets
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import (
     NO_REPLICA,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ON_RANKS = "differs on rank"
 _MOST_WORDS = 64  # values that ranks were given
 _LAST_VALUES, _MOST_VALUES = 24, 2000  # of which ranks are asked: those at the end, and all
+_SAME = 1e-6  # relative: norms of the same numbers
 _EPSILONS = 2  # by which copies in 16 bits differ where they are no copies
 ODD = (NO_REPLICA, "adds them up", "shard differs")
 _VALUE = r"\.(input|output|parameters)\."
@@ -71,7 +73,9 @@ def _other_data(first: Divergence, whole: Whole, golden: Run, pairs: pl.DataFram
         data = "int" in pairs["t_dtype"][order]
         if ranks and (data or len(ranks) < len(whole.ranks)):
             argument, words = name.removeprefix(f"{op}."), "comes from outside" if data else "has golden's statistics,"
-            said = f"{argument}: it {words} and {ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            which = f"{ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            # Which ranks are wrong is not known if samples may be dealt in another order.
+            said = f"{argument}: it {words} and {which if len(ranks) < len(whole.ranks) else 'differs'}"
             around = op if parse_op(op).is_module else whole.parents.get(op)
             return moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
     return None
@@ -128,6 +132,16 @@ def odd_ranks(
         least = times * epsilon(dtype)
         return any(None not in one and max(one) - min(one) > least * max(map(abs, one)) for one in (high, low, norm))
 
+    # Nothing was rounded yet in what the model is given: where other ranks have golden's to the last bit, one has
+    # another batch, whatever 16 bits leave of it.
+    given = next((one for one in values if ".input." in one[3] and FORWARD in one[3]), None)
+    if given is not None and whole.is_cut(given[1]):
+        order, row, partner, name, other, dtype = given
+        ranks, pieces = farther(whole, row, golden, partner, epsilon(dtype)), whole.pieces_of(row)
+        exact = [one.gap <= _SAME for one in block_sets(whole, row, golden, partner)[0]
+                 if not {pieces[at].rank for at in one.own} & ranks]  # fmt: skip
+        if ranks and exact and all(exact):
+            return _odd(whole, (order, row, name, other), f"{shards_of(sorted(ranks))}, the others have golden's")
     # A parameter that is not copied may have no effect.
     sure = {name for name, words in said.items() if FORWARD in name and (words.endswith(ODD[-1]) or "put." in name)}
     certain = any(one[3] in sure and apart(one[1], one[-1], _EPSILONS) for one in values)
@@ -143,12 +157,17 @@ def odd_ranks(
         if ranks and (ranks <= odd or not whole.is_cut(row, batch=True)):
             words = f"{shards_of(sorted(ranks))}, on the other ranks it agrees better"
         if words:
-            op, argument = whole.pieces["op"][row], whole.pieces["suffix"][row].removeprefix(".")
-            inside = whole.parents.get(op) if argument.startswith("input") or not parse_op(op).is_module else op
-            words = f"{argument}: {'the parameter differs; ' * argument.startswith('parameters')}{words}"
-            return Divergence(op, name, other, "", {}, {}, None, words, "injected", order,
-                              parse_op(inside).body if inside else "", argument, OUTSIDE)  # fmt: skip
+            return _odd(whole, (order, row, name, other), words)
     return None
+
+
+def _odd(whole: Whole, place: tuple[int, int, str, str], words: str) -> Divergence:
+    order, row, name, other = place
+    op, argument = whole.pieces["op"][row], whole.pieces["suffix"][row].removeprefix(".")
+    inside = whole.parents.get(op) if argument.startswith("input") or not parse_op(op).is_module else op
+    words = f"{argument}: {'the parameter differs; ' * argument.startswith('parameters')}{words}"
+    return Divergence(op, name, other, "", {}, {}, None, words, "injected", order,
+                      parse_op(inside).body if inside else "", argument, OUTSIDE)  # fmt: skip
 
 
 def cut_through(first: Divergence, target: Run, golden: Run, pairs: pl.DataFrame) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import isclose, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import numbers_of, shards_of
 from twinprobe._measure.sketch import block_length
 from twinprobe._runs.names import OPTIMIZER, parse_op
-from twinprobe._runs.run import Run, open_run
+from twinprobe._runs.run import DUMP, Run, open_run
 from twinprobe._runs.sketches import BLOCKS
 from twinprobe._runs.table import GRADIENT, PARAMETER, STATS
 from twinprobe.errors import TwinProbeError
 
+_SAME = 1e-5  # relative: of statistics in float32, multiplied
 _MOST_ELEMENTS = 1 << 26  # of a value whose ranks are asked
 _GIVEN, _BEFORE = ".input.0", ".parameters.before"
 
@@ -45,7 +46,7 @@ def odd_updates(
 
 def _since_backward(whole: Whole, row: int, dumps: Mapping[int, Path]) -> str:
     """Whether some ranks' optimizers were given another gradient than their backward passes made, and others not."""
-    module, parameter = _parameter(whole.table["name"][row])
+    module, parameter = parameter_of(whole.table["name"][row])
     pieces = whole.pieces_of(row)
     own = [gradients_of(dumps[piece.rank], module, parameter) if piece.rank in dumps else [] for piece in pieces]
     wrong = [at for at, (piece, made) in enumerate(zip(pieces, own, strict=True)) if piece.stats not in made]
@@ -60,21 +61,10 @@ def _since_backward(whole: Whole, row: int, dumps: Mapping[int, Path]) -> str:
 
 def _by_golden_blocks(whole: Whole, row: int, other: Run, partner: int, golden: Path) -> str:
     """The ranks whose shards have another norm than the blocks of golden's value in their rows."""
-    name, pieces = whole.table["name"][row], whole.pieces_of(row)
-    goal, shape = _golden_sketch(other, partner, name, golden), dims(other.table["shape"][partner])
-    if goal is None or not shape or goal["whole"] != prod(shape) or prod(shape) > _MOST_ELEMENTS:
-        return ""
-    held = _stretches(pieces, prod(shape))
-    if held is None:
-        rows = [_rows_held(whole, row, piece, placement, shape)
-                for piece, placement in zip(pieces, whole.placements_of(row), strict=True)]  # fmt: skip
-        held = [_of_rows(one, shape) for one in rows if one is not None]
-        if len(held) < len(rows):
-            return ""
+    parts = _parts(whole, row, other, partner, golden)
     close = 2 * max(CLOSE, epsilon(other.table["dtype"][partner]))  # of squares
     wrong, unsure = set(), False
-    for piece, elements in zip(pieces, held, strict=True):
-        least, most = _between(goal, elements)
+    for piece, least, most in parts:
         square = (piece.stats[3] or 0.0) ** 2
         if not least * (1 - close) <= square <= most * (1 + close):
             wrong.add(piece.rank)
@@ -82,6 +72,37 @@ def _by_golden_blocks(whole: Whole, row: int, other: Run, partner: int, golden: 
             unsure = True
     told = wrong and len(wrong) < len(whole.ranks)
     return shards_of(sorted(wrong)) + ", perhaps not alone" * unsure if told else ""
+
+
+def rank_factors(whole: Whole, row: int, other: Run, partner: int, *, copies: bool) -> list[tuple[int, float]]:
+    """How many times golden's the gradient of each rank is, if it is a copy, or a part that is known of golden's."""
+    pieces, goal, shape = whole.pieces_of(row), other.table["norm"][partner], dims(other.table["shape"][partner])
+    if not goal:
+        return []
+    if not any(whole.placements_of(row)) and all(piece.shape == shape for piece in pieces):
+        return [(piece.rank, (piece.stats[3] or 0.0) / goal) for piece in pieces if copies]
+    parts = [] if copies else _parts(whole, row, other, partner, other.path.with_name(DUMP))
+    return [(piece.rank, (piece.stats[3] or 0.0) / sqrt(least)) for piece, least, most in parts
+            if least and most <= least * (1 + CLOSE)]  # fmt: skip
+
+
+def _parts(whole: Whole, row: int, other: Run, partner: int, golden: Path) -> list[tuple[Piece, float, float]]:
+    """Pieces, and what the squares of golden's elements there add up to, at least and at most; none if not known."""
+    name, pieces = whole.table["name"][row], whole.pieces_of(row)
+    goal, shape = _golden_sketch(other, partner, name, golden), dims(other.table["shape"][partner])
+    if goal is None or not shape or goal["whole"] != prod(shape) or prod(shape) > _MOST_ELEMENTS:
+        return []
+    held = _stretches(pieces, prod(shape))
+    if held is None:
+        rows = [_rows_held(whole, row, piece, placement, shape)
+                for piece, placement in zip(pieces, whole.placements_of(row), strict=True)]  # fmt: skip
+        held = [_of_rows(one, shape) for one in rows if one is not None]
+        if len(held) < len(rows):
+            return []
+    # Clipping has multiplied what its backward pass made.
+    scale = (other.table["norm"][partner] / float(goal["norm"])) ** 2 if goal["norm"] else 1.0
+    bounds = [_between(goal, elements) for elements in held]
+    return [(piece, least * scale, most * scale) for piece, (least, most) in zip(pieces, bounds, strict=True)]
 
 
 def _stretches(pieces: Sequence[Piece], count: int) -> list[NDArray[np.bool_]] | None:
@@ -94,7 +115,7 @@ def _stretches(pieces: Sequence[Piece], count: int) -> list[NDArray[np.bool_]] |
     return held if ends[-1] == count else None
 
 
-def _parameter(name: str) -> tuple[str, str]:
+def parameter_of(name: str) -> tuple[str, str]:
     """The module and the name of a parameter, from a row of its update."""
     path = parse_op(name.removesuffix(_GIVEN).removesuffix(_BEFORE)).body.rpartition(".")[0]
     module, _, parameter = bare_path(path.removeprefix(OPTIMIZER)).rpartition(".")
@@ -102,20 +123,22 @@ def _parameter(name: str) -> tuple[str, str]:
 
 
 def _golden_sketch(other: Run, partner: int, name: str, golden: Path) -> Any:
-    """The sketch of the same value in golden's calls, which has the same statistics there."""
+    """The sketch of the same value in golden's calls, known by its statistics; a gradient may be a multiple of it."""
     import polars as pl
 
     try:
         run = open_run(golden)
     except TwinProbeError:
         return None
-    module, parameter = _parameter(name)
+    module, parameter = parameter_of(name)
     role = GRADIENT if name.endswith(_GIVEN) else PARAMETER
     rows = run.table.filter((pl.col("role") == role) & pl.col("name").str.contains(rf"\.{parameter}(\.\d+)?$"))
-    stats = tuple(other.table[stat][partner] for stat in STATS)
+    high, low, _, norm = (other.table[stat][partner] or 0.0 for stat in STATS)
     for op, own, *values in rows.select("op", "name", *STATS).iter_rows():
-        if bare_path(parse_op(run.ops[op]).body) == module and tuple(values) == stats:
-            return sketch_of(run, own)
+        if bare_path(parse_op(run.ops[op]).body) == module and None not in values and values[3]:
+            scale = norm / values[3] if role == GRADIENT else 1.0  # it may be clipped
+            if all(isclose(scale * one, goal, rel_tol=_SAME) for one, goal in zip(values, (high, low), strict=False)):
+                return sketch_of(run, own)
     return None
 
 
