@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import epsilon
+from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.links import NONE
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.search import MISSING
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._layout.ranks import gradients_of, micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
-from twinprobe._layout.sketched.earlier import moved
+from twinprobe._layout.sketched.earlier import ODD, moved
 from twinprobe._layout.sketched.updates import parameter_of, rank_factors
+from twinprobe._layout.sums import NOT_GOLDENS, NOTHING
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, numbers_of, only_on
-from twinprobe._runs.names import TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._layout.wrong_ranks import numbers_of, only_on
+from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
+from twinprobe._runs.table import STATS
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ _SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one nu
 _FAR = 10  # times that: no rounding
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
+BEFORE, _SAME = "parameters.before", 1e-5  # relative: norms of the same numbers, added up in another order
+_FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 _ZERO = 16 * 2.0**-23  # of the norm of all gradients
 _GIVEN, _TWO, _SHOWN = ".input.0", 2, 8
 _GRADIENT = r"^Optimizer\..*\.input\.0$"
@@ -193,6 +198,60 @@ def before_the_gradients(comparison: Comparison) -> Divergence | None:
             sentence = f"{argument}: {said}{size}"
             return moved(first, op, argument, other, row, parse_op(op).body.rpartition(".")[0], sentence)
     return None
+
+
+def held_otherwise(updates: Comparison) -> dict[str, str]:
+    """The parameters that optimizers read with other numbers than golden's, and the rows that they stand in."""
+    import polars as pl
+
+    gaps = ((pl.col(f"t_{stat}") - pl.col(f"g_{stat}")).abs() > _SAME * pl.col("g_norm") for stat in STATS)
+    other = pl.any_horizontal(*gaps)
+    names = updates.evidence.pairs.filter(pl.col("t_name").str.ends_with(f".{BEFORE}") & other)["t_name"].to_list()
+    return {bare_path(updated_parameter(name.removesuffix(f".{BEFORE}"))): name for name in names}
+
+
+def of_ranks(notes: Sequence[str], name: str | None) -> str:
+    """What is said of single ranks' copies or shards of a value; of those that are said of several, the first."""
+    told = (note.partition(": ")[::2] for note in notes if name and note.startswith((f"{name}: ", f"{name} and ")))
+    return next((words for _, words in told if words.partition(", ")[0].endswith(ODD)), "")
+
+
+def scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
+    """Whether a single number is multiplied by another factor, or in one run alone: a loss, if it has a way back, or
+    none that is recorded while all results agree (a loss over shards, divided by a rank's own words)."""
+    call = parse_op(first.op)
+    run = comparison.golden if first.begins == MISSING else comparison.target
+    rows = run.table.with_row_index("row").filter(run.table["name"] == f"{first.op}.output.0")
+    # The whole shape of what only one run has is not known.
+    shapes = [run.pieces_of(row)[0].shape if isinstance(run, Whole) else dims(shape)
+              for row, shape in rows.select("row", "shape").iter_rows()]  # fmt: skip
+    return (
+        first.begins in (ARGUMENT, EXTRA, MISSING, OUTSIDE)
+        and call.direction == FORWARD
+        and bool(_FACTOR.search(call.body))
+        and shapes == [()]
+        and (rows["requires_grad"].to_list() == [True] or all(result.agrees for result in comparison.summary.results))
+    )
+
+
+def loss_begins(first: Divergence) -> bool:
+    """Whether this is the gradient of the loss, all of it multiplied by a number."""
+    return parse_op(first.op).direction == BACKWARD and any(kind["name"] == "factor" for kind in first.kinds)
+
+
+def of_own_batch(finding: str, whole: Whole, dumps: Mapping[int, Path]) -> str:
+    """Of gradients that differ between ranks: whether each rank's optimizer was given what its own backward gave."""
+    name, _, said = finding.partition(": ")
+    if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
+        return finding
+    row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
+    module, _, parameter = name.removeprefix(OPTIMIZER).rsplit(".", 5)[0].rpartition(".")
+    for piece in whole.pieces_of(row):
+        own = gradients_of(dumps[piece.rank], module, parameter)
+        if piece.stats not in own:
+            return finding
+    ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
+    return f"{name}: ranks {ranks} {UNREDUCED}: nothing has reduced them"
 
 
 def _one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: float = 0.0) -> list[str]:

@@ -18,12 +18,17 @@ from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.rank_gradients import (
-    UNREDUCED,
+    BEFORE,
     before_the_gradients,
+    held_otherwise,
+    loss_begins,
     not_given,
     not_shared,
     not_updated,
+    of_own_batch,
+    of_ranks,
     one_multiple,
+    scales_the_loss,
     unlike_multiples,
 )
 from twinprobe._compare.request import Job, Request
@@ -31,7 +36,7 @@ from twinprobe._compare.updates import SCALE_OF_LOSS, adaptive_rate, micro_mean,
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.origin import LOSS, PARAMETER_GRADIENTS, Divergence
-from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
     AS_MEANT,
@@ -48,7 +53,6 @@ from twinprobe._layout.ranks import (
     RankDump,
     calls_per_module,
     gradient_precision,
-    gradients_of,
     holds_shards,
     open_ranks,
     passes_of,
@@ -61,9 +65,10 @@ from twinprobe._layout.settle import SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
 from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, odd_ranks
 from twinprobe._layout.sketched.updates import odd_updates
+from twinprobe._layout.sums import NO_REPLICA, bias_too_often
 from twinprobe._layout.whole import Whole, call_head, make_whole
-from twinprobe._layout.wrong_ranks import NO_REPLICA, NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._layout.wrong_ranks import only_on, whose
+from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -73,8 +78,7 @@ _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _MOST = 0.5  # of the gradients of a step
 _FEW_ALIKE = 3  # findings that are listed one by one
 _READ = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
-_FACTOR = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
-_SAME, _BEFORE = 1e-5, "parameters.before"  # relative: norms of the same numbers, added up in another order
+_SAME = 1e-5  # relative: norms of the same numbers, added up in another order
 _NAMES_RANKS = re.compile(r"\branks? \d")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
@@ -224,9 +228,9 @@ def _held_by(comparison: Comparison, job: Job, options: Options) -> Comparison:
     norm = comparison.evidence.pairs["t_norm"][row]
     updates = _compared(_updates_of(job), replace(options, noise=None))
     norms = dict(updates.evidence.pairs.filter(pl.col("t_name").is_not_null()).select("t_name", "t_norm").iter_rows())
-    for path, name in _held_otherwise(updates).items():
+    for path, name in held_otherwise(updates).items():
         inside = path.rpartition(".")[0] == bare_path(first.module or "") and None not in (norm, norms[name])
-        said = _of_ranks(updates.summary.notes, name) if inside and isclose(norm, norms[name], rel_tol=_SAME) else ""
+        said = of_ranks(updates.summary.notes, name) if inside and isclose(norm, norms[name], rel_tol=_SAME) else ""
         if said:
             first = replace(first, sentence=f"{first.sentence}; {said}")
             return replace(comparison, summary=replace(comparison.summary, first=first))
@@ -253,7 +257,7 @@ def _compared(job: Job, options: Options) -> Comparison:
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
         if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
-            run.findings = [_of_own_batch(text, run, side) for text in run.findings]
+            run.findings = [of_own_batch(text, run, side.files(DUMP)) for text in run.findings]
             run.findings += not_given(run, side.files(DUMP))
     updates = _odd_updates(comparison, job) if job.target.name == OPTIMIZER_FILE else []
     return with_findings(comparison, notes, lost, updates)
@@ -296,7 +300,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     a micro batch is divided by their number, in the program or in a library that calls backward.
     """
     summary, first = comparison.summary, comparison.summary.first
-    if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
+    if first is None or not (scales_the_loss(comparison, first) or loss_begins(first)):
         return comparison
     read = _compared(_updates_of(job), replace(options, noise=None))
     given, gradients = read.summary, int(read.evidence.pairs["t_name"].str.ends_with(".input.0").sum())
@@ -321,40 +325,24 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
     if summary.first is not None or comparison.target.step != 0 or not parameters.any():
         return comparison
     updates = _compared(_updates_of(job), replace(options, noise=None))
-    update, held = updates.summary.first, _held_otherwise(updates)
+    update, held = updates.summary.first, held_otherwise(updates)
     for row in np.flatnonzero(parameters).tolist():
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
-        module, own = bare_path(parse_op(op).body) if op else "", _of_ranks(summary.notes, pairs["t_name"][row])
+        module, own = bare_path(parse_op(op).body) if op else "", of_ranks(summary.notes, pairs["t_name"][row])
         there, differs = held.get(f"{module}.{name}", ""), judged.state[row] == DIFFERS
         told = update is not None and update.row == there and differs
         if there and (told or (own and (differs or own.endswith(NO_REPLICA)))):
             said = (
                 update.sentence.partition("; ")[0]
                 if update is not None and told
-                else f"{_BEFORE}: the parameter differs"
+                else f"{BEFORE}: the parameter differs"
             )
-            words = "; ".join([said.replace(_BEFORE, f"parameters.{name}"), *filter(None, [own])])
+            words = "; ".join([said.replace(BEFORE, f"parameters.{name}"), *filter(None, [own])])
             place = op, f"{op}.parameters.{name}", pairs["g_name"][row]
             first = Divergence(*place, "", {}, {}, None, words, "injected", row, module, f"parameters.{name}", OUTSIDE)
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
-
-
-def _held_otherwise(updates: Comparison) -> dict[str, str]:
-    """The parameters that optimizers read with other numbers than golden's, and the rows that they stand in."""
-    import polars as pl
-
-    columns = pl.col("t_norm") / pl.col("g_norm"), pl.col("t_max") / pl.col("g_max")
-    other = pl.any_horizontal(*((ratio - 1).abs() > _SAME for ratio in columns))
-    names = updates.evidence.pairs.filter(pl.col("t_name").str.ends_with(f".{_BEFORE}") & other)["t_name"].to_list()
-    return {bare_path(updated_parameter(name.removesuffix(f".{_BEFORE}"))): name for name in names}
-
-
-def _of_ranks(notes: Sequence[str], name: str | None) -> str:
-    """What is said of single ranks' copies or shards of a value; of those that are said of several, the first."""
-    told = (note.partition(": ")[::2] for note in notes if name and note.startswith((f"{name}: ", f"{name} and ")))
-    return next((words for _, words in told if words.partition(", ")[0].endswith(ODD)), "")
 
 
 def _update_before(comparison: Comparison, job: Job, options: Options) -> Comparison:
@@ -372,7 +360,7 @@ def _update_before(comparison: Comparison, job: Job, options: Options) -> Compar
     if parameter and first.op in target.ops[:back]:
         return comparison
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
-    if update is None or parameter == (update.argument == _BEFORE):
+    if update is None or parameter == (update.argument == BEFORE):
         return comparison
     others = [first, *summary.others]
     return replace(comparison, summary=replace(summary, first=replace(update, order=NONE), others=others))
@@ -398,44 +386,6 @@ def _by_ranks(comparison: Comparison, job: Job, options: Options) -> Comparison:
 def _updates_of(job: Job) -> Job:
     """The same ranks, and what their optimizers saw."""
     return replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
-
-
-def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
-    """Whether a single number is multiplied by another factor, or in one run alone: a loss, if it has a way back, or
-    none that is recorded while all results agree (a loss over shards, divided by a rank's own words)."""
-    call = parse_op(first.op)
-    run = comparison.golden if first.begins == MISSING else comparison.target
-    rows = run.table.with_row_index("row").filter(run.table["name"] == f"{first.op}.output.0")
-    # The whole shape of what only one run has is not known.
-    shapes = [run.pieces_of(row)[0].shape if isinstance(run, Whole) else dims(shape)
-              for row, shape in rows.select("row", "shape").iter_rows()]  # fmt: skip
-    return (
-        first.begins in (ARGUMENT, EXTRA, MISSING, OUTSIDE)
-        and call.direction == FORWARD
-        and bool(_FACTOR.search(call.body))
-        and shapes == [()]
-        and (rows["requires_grad"].to_list() == [True] or all(result.agrees for result in comparison.summary.results))
-    )
-
-
-def _loss_begins(first: Divergence) -> bool:
-    """Whether this is the gradient of the loss, all of it multiplied by a number."""
-    return parse_op(first.op).direction == BACKWARD and any(kind["name"] == "factor" for kind in first.kinds)
-
-
-def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
-    """Of gradients that differ between ranks: whether each rank's optimizer was given what its own backward gave."""
-    name, _, said = finding.partition(": ")
-    if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
-        return finding
-    row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
-    module, _, parameter = name.removeprefix(OPTIMIZER).rsplit(".", 5)[0].rpartition(".")
-    for piece in whole.pieces_of(row):
-        own = gradients_of(side.files(DUMP)[piece.rank], module, parameter)
-        if piece.stats not in own:
-            return finding
-    ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
-    return f"{name}: ranks {ranks} {UNREDUCED}: nothing has reduced them"
 
 
 def open_wholes(

@@ -26,7 +26,7 @@ from twinprobe._layout.pieces import (
     same,
     signature,
 )
-from twinprobe._layout.ranks import COLLECTIVE, token_shape
+from twinprobe._layout.ranks import COLLECTIVE
 from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.sketched.blocks import CLOSE, sketch_of, sketches_of
 from twinprobe._layout.whole import Whole
@@ -37,7 +37,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TEN
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
-_PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
 _READ = re.compile(r"\.(embedding|cross_entropy|nll_loss)\.\d+\.forward$")
 _NUMBERED = re.compile(r"(Embedding|Loss|Entropy)$")  # classes that read whole numbers as what they are
@@ -477,66 +476,6 @@ def _shared_heads(whole: Whole) -> dict[tuple[str, Shape | None], int]:
 def _without_direction(name: str) -> str:
     op = parse_op(name)
     return f"{op.body}.{op.cls}" if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.call}"
-
-
-def shares_of(whole: Whole) -> dict[str, list[float]]:
-    """The share that each place of a batch axis has in the whole batch: by words where they differ, else equal."""
-    layout, shares = whole.layout, {}
-    for axis in ("dp", "ep", "cp"):
-        size = layout.size(axis)
-        if size > 1:
-            counts = [0.0] * size
-            for rank, dump in whole.ranks.items():
-                tokens = token_shape(dump.run)
-                counts[getattr(layout.place(rank), axis)] += prod(tokens) if tokens else 0
-            total = sum(counts)
-            shares[axis] = [count / total for count in counts] if all(counts) else [1 / size] * size
-    if whole.micro > 1:
-        shares["micro"] = [1 / whole.micro] * whole.micro
-    return shares
-
-
-def equal_shares(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
-    """Whether ranks with unequal numbers of words have equal shares of the gradients: a loss that each rank divides by
-    the words of all, and multiplies by the ranks that DDP divides by. The first gradient that they cut tells."""
-    words = shares_of(whole).get("dp", [])
-    if whole.layout.dp < len(whole.ranks) or len(set(words)) < 2:
-        return False
-    roles, ops = whole.table["role"].to_list(), whole.pieces["op"].to_list()
-    for row, partner in partners.items():
-        goal, pieces = golden["norm"][partner], whole.pieces_of(row) if f".{BACKWARD}" in ops[row] else []
-        norms = [piece.stats[3] or 0.0 for piece in pieces]
-        if roles[row] == INPUT and goal and len(norms) == len(words) and len({piece.shape for piece in pieces}) > 1:
-            by_words, equal = (sum((norm * share) ** 2 for norm, share in zip(norms, shares, strict=True)) ** 0.5
-                               for shares in (words, [1 / len(words)] * len(words)))  # fmt: skip
-            return bool(abs(equal / goal - 1) < _SAME_NORM < abs(by_words / goal - 1))
-    return False
-
-
-def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
-    """Whether the loss was divided before backward began, so that gradients carry their shares already.
-
-    The gradient of the loss tells. At L0, where none is recorded, the first one that a module is given does: the norm
-    of all its parts is golden's, not as many times larger as there are parts.
-    """
-    roles, shapes, ops = whole.table["role"].to_list(), whole.table["shape"].to_list(), whole.pieces["op"].to_list()
-    given = [row for row in range(whole.table.height)
-             if roles[row] == INPUT and f".{BACKWARD}" in ops[row] and row in partners]  # fmt: skip
-    scalars = [row for row in given if shapes[row] == "[]"]
-    if scalars:
-        goal = golden["max"][partners[scalars[0]]]
-        values = [piece.stats[0] for piece in whole.pieces_of(scalars[0]) if not any(piece.place[4:])]
-        if goal is None or None in values:
-            return False
-        total = sum(value for value in values if value is not None)
-        return len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal
-    if not given or whole.layout.tp > 1:
-        return False
-    pieces, goal = whole.pieces_of(given[0]), golden["norm"][partners[given[0]]]
-    norms = [piece.stats[3] for piece in pieces]
-    if len(pieces) < 2 or not goal or None in norms or shapes[given[0]] == str(list(pieces[0].shape or ())):
-        return False
-    return bool(abs(sum(norm * norm for norm in norms if norm is not None) ** 0.5 / goal - 1) < _PLAIN)
 
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.

@@ -8,9 +8,9 @@ a piece that holds more than the whole may hold.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations, pairwise
-from math import inf, nan, prod, sqrt
+from math import inf, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from twinprobe._layout.sketched.blocks import (
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
-from twinprobe._runs.names import is_module, parse_op
+from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.sketches import BLOCKS, SHARD
 from twinprobe._runs.table import PARAMETER, STATS
@@ -53,14 +53,10 @@ from twinprobe._runs.whole_files import inside
 from twinprobe.errors import TwinProbeError
 
 _NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
-# Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
-_SAME_MEAN, _APART = 1e-6, 1e-4
-_BIASED = 1e-3  # of the largest element: a bias that shows
 _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 _UNLIKELY = 0.02  # a chance that is no explanation
-NO_REPLICA, NOT_GOLDENS, NOTHING = "replica differs from the others", ", and none is golden's", "but nothing"
 _MEASURES = ("block_norm", "block_max")
 
 
@@ -155,111 +151,6 @@ def only_on(whole: Whole, op: str) -> str:
     single = whole.layout.pp > 1 and whole.layout.vpp == 1 and len(stages) == 1  # else a rank holds several
     stage = f" (pipeline stage {min(stages)})" if single else ""
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}{stage}"
-
-
-def odd_copies(
-    groups: Sequence[Sequence[Piece]],
-    goal: Sequence[float | None] | None,
-    members: Mapping[int, Sequence[int]],
-    parts_of: Callable[[Sequence[Piece]], str],
-) -> tuple[str, Piece]:
-    """Which copies differ, in words: from the other side's value, or from most others; and the first group's worst.
-
-    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy. ``parts_of``
-    asks sketches whether the other side's value is the sum or the mean of copies.
-    """
-    group = groups[0]
-
-    def distance(piece: Piece) -> float:
-        if goal is not None:
-            pairs = [(one, other) for one, other in zip(piece.stats, goal, strict=True) if None not in (one, other)]
-            return max((abs(one - other) for one, other in pairs), default=0.0)  # type: ignore[operator]
-        return -sum(same([piece, one]) for own in groups if piece in own for one in own)
-
-    best, odd = min(group, key=distance), max(group, key=distance)
-    scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
-    if goal is not None and distance(best) > 1e-5 * scale:
-        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
-        if parts:
-            adds = "adds them up" if parts == "sum" else "averages them"
-            return f"golden's is the {parts} of what ranks {ranks} hold, {NOTHING} {adds}", odd
-        if distance(best) > _NEARER * distance(odd):  # else it is off by noise
-            return f"the copies of ranks {ranks} differ{NOT_GOLDENS}", odd
-    wrong: set[int] = set()
-    for own in groups:
-        good = min(own, key=distance)
-        wrong |= {rank for one in own if not same([one, good]) for rank in members.get(one.rank, [one.rank])}
-    return (f"rank {numbers_of(sorted(wrong))}'s {NO_REPLICA}" if wrong else ""), odd
-
-
-def other_parts(whole: Whole, group: Sequence[Piece], said: str) -> str:
-    """What is said of parts that nothing adds up; of parts that some ranks gave to a recorded sum as they are, that
-    others gave another one."""
-    wrong = []
-    for piece in group:
-        table = whole.ranks[piece.rank].run.table
-        taken = table.filter(table["name"].str.contains(REDUCTION + r".*\.input\.") & (table["norm"] == piece.stats[3]))
-        wrong += [piece.rank] if piece.stats not in taken.select(*STATS).rows() else []
-    return f"rank {numbers_of(wrong)} adds another value to the sum" if len(wrong) < len(group) else said
-
-
-def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
-    """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
-    high, low, mean, _ = goal
-    means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
-    if high is None or low is None or mean is None or len(means) < len(group):
-        return ""
-    scale = max(abs(high), abs(low))
-    if any(abs(own - mean) <= _APART * scale for own in means):
-        return ""
-    found = {"sum": sum(means), "mean": sum(means) / len(means)}
-    return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
-
-
-def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Sequence[Piece]) -> str:
-    """Whether a value is the sum of what the ranks hold, to which each of them has added the bias of its module."""
-    bias = bias_of(whole, whole.pieces["op"][row])
-    return "" if bias is None else _parts_of(goal, [
-        piece._replace(stats=(*piece.stats[:2], (piece.stats[2] or nan) - bias * (1 - 1 / len(group)), piece.stats[3]))
-        for piece in group
-    ]).replace("mean", "")  # fmt: skip
-
-
-def bias_too_often(whole: Whole, op: str, mean: float | None, goal: float | None, scale: float) -> list[str]:
-    """Whether a mean is off by the bias of a module, as often as ranks could have added it before a sum, in words."""
-    bias, tp = bias_of(whole, op), whole.layout.tp
-    if tp == 1 or bias is None or mean is None or goal is None or abs(bias) < _BIASED * scale:
-        return []
-    if abs(mean - goal - (tp - 1) * bias) > _SAME_MEAN * scale:
-        return []
-    return [f"it is off by {tp - 1} times the bias: each of {tp} ranks adds it before the sum"]
-
-
-def bias_of(whole: Whole, op: str) -> float | None:
-    """The mean of the bias of a module, which is called or makes a call, if all ranks have the same one."""
-    module = op if is_module(op) else whole.parents.get(op) or ""
-    rows = np.flatnonzero((whole.table["name"] == f"{module}.parameters.bias").to_numpy()).tolist()
-    pieces = whole.pieces_of(rows[0]) if rows else []
-    return pieces[0].stats[2] if pieces and same(pieces) else None
-
-
-def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: Sequence[Piece]) -> str:
-    """Whether a value is the sum or the mean of what the ranks hold: sketches add up as the elements do."""
-    if isinstance(other, Whole) or whole.micro > 1:
-        return ""
-    goal = sketch_of(other, other.table["name"][partner])
-    names = {piece.rank: name for piece, name in zip(whole.pieces_of(row), whole.names_of(row), strict=True)}
-    own = [sketch_of(whole.ranks[piece.rank].run, names[piece.rank]) for piece in group]
-    if goal is None or any(one is None or one["count"] != goal["whole"] for one in (goal, *own)):
-        return ""
-    close = max(CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
-    nearest = min(float(np.linalg.norm(one["sums"] - goal["sums"])) for one in own)
-    if nearest <= close:
-        return ""
-    total = np.sum([one["sums"] for one in own], axis=0, dtype=np.float64)
-    found = {"sum": total, "mean": total / len(own)}
-    close = max(close, _NEARER * nearest)  # what 16 bits leave of a sum is noisier than one rounding
-    return next((word for word, value in found.items() if np.linalg.norm(value - goal["sums"]) <= close), "")
 
 
 def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:

@@ -10,9 +10,9 @@ from twinprobe._align.calls import dims, epsilon
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
 from twinprobe._layout.sketched.blocks import block_sets
+from twinprobe._layout.sums import NO_REPLICA
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import (
-    NO_REPLICA,
     farther,
     in_one_stretch,
     misplaced,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import bare_path, dims, epsilon
-from twinprobe._layout.pieces import AXES, Piece, Placement, rows_of
+from twinprobe._layout.pieces import Piece, Placement, rows_of
 from twinprobe._layout.ranks import gradients_of
 from twinprobe._layout.sketched.blocks import CLOSE, sketch_of
 from twinprobe._layout.whole import Whole
@@ -94,7 +94,7 @@ def _parts(whole: Whole, row: int, other: Run, partner: int, golden: Path) -> li
         return []
     held = _stretches(pieces, prod(shape))
     if held is None:
-        rows = [_rows_held(whole, row, piece, placement, shape)
+        rows = [_rows_held(piece, placement)
                 for piece, placement in zip(pieces, whole.placements_of(row), strict=True)]  # fmt: skip
         held = [_of_rows(one, shape) for one in rows if one is not None]
         if len(held) < len(rows):
@@ -142,18 +142,15 @@ def _golden_sketch(other: Run, partner: int, name: str, golden: Path) -> Any:
     return None
 
 
-def _rows_held(
-    whole: Whole, row: int, piece: Piece, placement: Placement | None, shape: tuple[int, ...] | None
-) -> NDArray[np.int64] | None:
-    """Which rows of a value a rank holds; None where it is cut along another dimension too, or nothing is known."""
-    if placement is not None:
-        return None if max(placement.ways) > 0 or min(placement.ways) < -1 else rows_of(placement, piece.rank)
-    way, at = whole.ways.get(row, ()), AXES.index("tp")
-    if not shape or len(way) != len(AXES) or way[at] != 0 or max(way[:at]) >= 0 or not piece.shape:
+def _rows_held(piece: Piece, placement: Placement | None) -> NDArray[np.int64] | None:
+    """Which rows of a value a rank holds; None where it is cut along another dimension too, or nothing is known.
+
+    Rows of a fused projection are those of several: only placements tell.
+    """
+    if placement is None or max(placement.ways) > 0 or min(placement.ways) < -1:
         return None
-    if piece.shape[0] * whole.layout.tp != shape[0]:  # unequal parts, or some that ranks share
-        return None
-    return np.arange(piece.shape[0]) + piece.place[at] * piece.shape[0]
+    held: NDArray[np.int64] = rows_of(placement, piece.rank)
+    return held
 
 
 def _of_rows(rows: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.bool_]:
