@@ -23,9 +23,8 @@ from twinprobe._layout.ranks import gradients_of, micro_batches, passes_of
 from twinprobe._layout.settle import NO_UPDATE
 from twinprobe._layout.sketched.earlier import ODD, moved
 from twinprobe._layout.sketched.updates import parameter_of, rank_factors
-from twinprobe._layout.sums import NOT_GOLDENS, NOTHING
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import numbers_of, only_on
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, numbers_of, only_on, shards_of
 from twinprobe._runs.names import BACKWARD, FORWARD, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
 from twinprobe._runs.table import STATS
@@ -114,6 +113,20 @@ def unlike_multiples(comparison: Comparison) -> list[str]:
         return []
     told = ", ".join(f"{one:.4g} times on rank {rank}" for rank, one in sorted(usual.items())[:_SHOWN])
     return [f"all gradients are a multiple of golden's, {told}: ranks clip or scale them by numbers of their own"]
+
+
+def odd_multiple(comparison: Comparison, first: Divergence) -> list[str]:
+    """Whose part of a gradient is wrong, where the parts of others are as many times golden's as most gradients are:
+    clipping multiplies all of them by one number."""
+    pairs, golden, whole = comparison.evidence.pairs, comparison.golden, comparison.target
+    row = pairs.filter(pairs["t_name"] == (first.row or ""))
+    if not first.row.endswith(_GIVEN) or not row.height or not isinstance(whole, Whole) or isinstance(golden, Whole):
+        return []
+    rows, close = _gradients(comparison), max(_SAME_FACTOR, _EPSILONS * epsilon(row["g_dtype"][0]))
+    usual = float(np.median((rows["t_norm"] / rows["g_norm"]).to_numpy())) if rows.height else 0.0
+    factors = rank_factors(whole, row["t_row"][0], golden, row["g_row"][0], copies=False)
+    wrong = sorted(rank for rank, factor in factors if usual and abs(factor / usual - 1) > close)
+    return [shards_of(wrong)] if 0 < len(wrong) < len(factors) else []
 
 
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:

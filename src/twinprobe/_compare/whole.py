@@ -25,6 +25,7 @@ from twinprobe._compare.rank_gradients import (
     not_given,
     not_shared,
     not_updated,
+    odd_multiple,
     of_own_batch,
     of_ranks,
     one_multiple,
@@ -65,9 +66,9 @@ from twinprobe._layout.settle import SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
 from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, odd_ranks
 from twinprobe._layout.sketched.updates import odd_updates
-from twinprobe._layout.sums import NO_REPLICA, bias_too_often
+from twinprobe._layout.sums import bias_too_often
 from twinprobe._layout.whole import Whole, call_head, make_whole
-from twinprobe._layout.wrong_ranks import only_on, whose
+from twinprobe._layout.wrong_ranks import NO_REPLICA, only_on, whose
 from twinprobe._runs.names import BACKWARD, GRADIENTS, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
@@ -472,6 +473,7 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
         said += [f"made by {alone} alone"] if alone and not factor and first.begins != MISSING else []
+        said = said or (odd_multiple(comparison, first) if updated else [])
         said += [*factor, *_biases(comparison, first)]
         said = said or [text for text in [cut_through(first, *runs, comparison.evidence.pairs)] if text]
         said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]

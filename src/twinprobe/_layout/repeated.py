@@ -25,8 +25,7 @@ from twinprobe._layout.pieces import (
     put_together,
     same,
 )
-from twinprobe._layout.sums import NOT_GOLDENS
-from twinprobe._layout.wrong_ranks import numbers_of
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, numbers_of
 
 _TP = AXES.index("tp")
 _MOST_CHOICES = 256

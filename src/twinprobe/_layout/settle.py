@@ -61,7 +61,7 @@ from twinprobe._layout.shared import (
     without_collectives,
 )
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import numbers_of
+from twinprobe._layout.wrong_ranks import NOTHING, numbers_of
 from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -497,7 +497,7 @@ class _Side:
             return found or (sums.sum_and_bias(self.whole, row, goal, group) if goal is not None else "")
 
         said, odd = sums.odd_copies(groups, goal, self.members, parts_of)
-        said = sums.other_parts(self.whole, groups[0], said) if sums.NOTHING in said and self.reduced else said
+        said = sums.other_parts(self.whole, groups[0], said) if NOTHING in said and self.reduced else said
         if said and partner is not None and len(self.whole.findings) < 1000:
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return odd

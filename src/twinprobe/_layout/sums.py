@@ -13,12 +13,11 @@ from twinprobe._layout.ranks import REDUCTION, token_shape
 from twinprobe._layout.shared import told_by_optimizers
 from twinprobe._layout.sketched.blocks import CLOSE, sketch_of
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import numbers_of
+from twinprobe._layout.wrong_ranks import NO_REPLICA, NOT_GOLDENS, NOTHING, numbers_of
 from twinprobe._runs.names import BACKWARD, is_module
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT, STATS
 
-NO_REPLICA, NOT_GOLDENS, NOTHING = "replica differs from the others", ", and none is golden's", "but nothing"
 _NEARER = 0.1  # a copy is right where it has less than this of the worst one's distance
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4

@@ -57,6 +57,7 @@ _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 _FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
 _UNLIKELY = 0.02  # a chance that is no explanation
+NO_REPLICA, NOT_GOLDENS, NOTHING = "replica differs from the others", ", and none is golden's", "but nothing"
 _MEASURES = ("block_norm", "block_max")
 
 
@@ -164,14 +165,14 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     # Numbers that moved within a rank are not dealt in another order: the rank has what golden has there.
     moved = {at for at in wrong if far(*np.sum([(one.own[at], one.golden) for one in sets if {*one.own} == {at}], 0))
              <= close}  # fmt: skip
-    if len(wrong) > 1 and not moved and _same_together(whole, row, other, partner):
+    if len(wrong) > 1 and not moved and same_together(whole, row, other, partner):
         return []
     if wrong == {at for one in sets if len(one.own) == 1 for at in one.own} != set().union(*(one.own for one in sets)):
         return []  # of the others nothing is known
     return sorted({pieces[at].rank for at in _with_copies(whole, row, wrong)})
 
 
-def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
+def same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
     """Whether the pieces have the sum and the norm of the other side's value."""
     goal = sketch_of(other, other.table["name"][partner])
     own = sketches_of(whole, row)

@@ -10,14 +10,15 @@ from twinprobe._align.calls import dims, epsilon
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.search import OUTSIDE
 from twinprobe._layout.sketched.blocks import block_sets
-from twinprobe._layout.sums import NO_REPLICA
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import (
+    NO_REPLICA,
     farther,
     in_one_stretch,
     misplaced,
     numbers_of,
     other_data,
+    same_together,
     shards_of,
     strange_shards,
 )
@@ -132,15 +133,21 @@ def odd_ranks(
         least = times * epsilon(dtype)
         return any(None not in one and max(one) - min(one) > least * max(map(abs, one)) for one in (high, low, norm))
 
-    # Nothing was rounded yet in what the model is given: where other ranks have golden's to the last bit, one has
-    # another batch, whatever 16 bits leave of it.
+    # Nothing was rounded yet in what the model is given or holds: where other ranks have golden's to the last bit, one
+    # has another batch or shard, whatever 16 bits leave of it.
     given = next((one for one in values if ".input." in one[3] and FORWARD in one[3]), None)
-    if given is not None and whole.is_cut(given[1]):
-        order, row, partner, name, other, dtype = given
-        ranks, pieces = farther(whole, row, golden, partner, epsilon(dtype)), whole.pieces_of(row)
+    for order, row, partner, name, other, dtype in values:
+        held = whole.step == 0 and whole.table["role"][row] == PARAMETER
+        if not whole.is_cut(row) or not (held or name == (given or [""] * 4)[3]):
+            continue
+        ranks = (
+            set()
+            if same_together(whole, row, golden, partner)
+            else farther(whole, row, golden, partner, epsilon(dtype))
+        )
         exact = [one.gap <= _SAME for one in block_sets(whole, row, golden, partner)[0]
-                 if not {pieces[at].rank for at in one.own} & ranks]  # fmt: skip
-        if ranks and exact and all(exact):
+                 if not {whole.pieces_of(row)[at].rank for at in one.own} & ranks] if ranks else []  # fmt: skip
+        if exact and all(exact):
             return _odd(whole, (order, row, name, other), f"{shards_of(sorted(ranks))}, the others have golden's")
     # A parameter that is not copied may have no effect.
     sure = {name for name, words in said.items() if FORWARD in name and (words.endswith(ODD[-1]) or "put." in name)}
