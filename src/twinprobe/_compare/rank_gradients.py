@@ -135,7 +135,10 @@ def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | Non
     first = comparison.summary.first
     if first is None and comparison.target.path.name == OPTIMIZER_FILE:
         op = next((text.partition(f"{_GIVEN}: ")[0] for text in findings if text.endswith(NO_UPDATE)), "")
-        row, words = f"{op}{_GIVEN}", "a rank's optimizer is not given its gradient"
+        row, words = (
+            f"{op}{_GIVEN}",
+            "input.0: its gradient is made in backward, but not given to the optimizers of all ranks",
+        )
         module = parse_op(op).body.rpartition(".")[0] if op else ""
         found = Divergence(op, row, row, "", {}, {}, None, words, "injected", NONE, module, "input.0", MISSING)
         return found if op else None

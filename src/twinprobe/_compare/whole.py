@@ -447,9 +447,10 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
     updated = comparison.target.path.name == OPTIMIZER_FILE and comparison.summary.first is not None
-    factor = one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
+    factor = unlike_multiples(comparison) if updated else []
+    factor = factor or (one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else [])
     if factor == [] and isinstance(comparison.target, Whole):
-        factor = own_norms(comparison.target) or (unlike_multiples(comparison) if updated else [])
+        factor = own_norms(comparison.target)
     first = not_updated(comparison, findings) or before_the_gradients(comparison) or not_shared(comparison, findings)
     runs = comparison.target, comparison.golden
     first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)

@@ -595,6 +595,6 @@ class _Side:
 
     def _tell(self) -> None:
         whole = self.whole
-        whole.assumed += [f"{count:,} value{'s' * (count > 1)} {way}" for way, count in sorted(self.ways.items())]
+        whole.assumed += [f"{self.ways[way]:,} value{'s' * (self.ways[way] > 1)} {way}" for way in sorted(+self.ways)]
         more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
         whole.assumed += [f"not put together: {self.unfit[0]}{more}"] if self.unfit else []

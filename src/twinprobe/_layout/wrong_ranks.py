@@ -407,19 +407,13 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     if not own or any(one is None or one["whole"] != goal["whole"] for one in own):
         return []
     close = max(CLOSE, epsilon(other.table["dtype"][partner]))
-    alone: dict[int, list[bool]] = defaultdict(list)
+    alone: dict[int, bool] = {}
     for block in range(BLOCKS):
         owners = [at for at, one in enumerate(own) if one["block_norm"][block] > 0]
         if len(owners) == 1:
             pairs = [(float(own[owners[0]][name][block]), float(goal[name][block])) for name in _MEASURES]
-            alone[owners[0]].append(any(far(*pair) > close for pair in pairs))
-    # An offset makes nearly all blocks wrong, and single ones of ranks that look up beyond their words for others.
-    wrong = sorted(
-        pieces[at].rank
-        for at, differ in alone.items()
-        if any(differ)
-        and np.mean(differ) > max((np.mean(one) for other, one in alone.items() if other != at), default=0.0) / 2
-    )
+            alone[owners[0]] = alone.get(owners[0], False) or any(far(*pair) > close for pair in pairs)
+    wrong = sorted(pieces[at].rank for at, differs in alone.items() if differs)
     return wrong if len(alone) == len(own) and len(wrong) < len(own) else []
 
 
