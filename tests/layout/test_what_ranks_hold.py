@@ -238,15 +238,13 @@ def test_samples_in_another_order_are_nobodys_mistake(
 
 def test_unequal_batches_may_have_equal_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each rank divides its loss by the samples of all, and multiplies it by the ranks that DDP divides by."""
-    words, weight, back = random(1, 12, 8), random(2, 16, 8), "Module.up.Linear.backward.0"
-    error = random(3, 12, 16)
-    for folder, part, times in (
-        ("g/step0/proc1", slice(None), 1),
-        ("t/step0/rank0", slice(8), 2),
-        ("t/step0/rank1", slice(8, 12), 2),
-    ):
-        made = error[part] * np.float32(times / 12)
-        calls = {UP: {"input.0": words[part], "parameters.weight": weight, "output.0": words[part] @ weight.T},
+    names, words = np.random.default_rng(4).integers(0, 9, (12, 1)), random(1, 12, 8)
+    weight, error, back = random(2, 16, 8), random(3, 12, 16), "Module.up.Linear.backward.0"
+    parts = {"g/step0/proc1": slice(None), "t/step0/rank0": slice(8), "t/step0/rank1": slice(8, 12)}
+    for folder, part in parts.items():
+        made = error[part] * np.float32((2 if folder[0] == "t" else 1) / 12)
+        calls = {"Module.table.Embedding.forward.0": {"input.0": names[part], "output.0": words[part]},
+                 UP: {"input.0": words[part], "parameters.weight": weight, "output.0": words[part] @ weight.T},
                  back: {"input.0": made, "output.0": made @ weight}, **backward(UP, made.T @ words[part])}  # fmt: skip
         record(tmp_path / folder, calls)
     assert compared(tmp_path, capsys, "dp=2")["step0/whole"]["first"] is None
@@ -269,13 +267,16 @@ def test_equal_parts_of_a_gradient_add_up(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize("reduced", [True, False])
 def test_parts_that_the_model_itself_adds_up(reduced: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At level L0 no collective is recorded, and no module is around: the next one takes the sum, or the parts."""
-    weight, words = random(1, 16, 32), random(2, 8, 32)
+    weight, words = random(1, 16, 32).astype(np.float16), random(2, 8, 32).astype(np.float16)
     made = words @ weight.T
     record(tmp_path / "g" / "step0" / "proc1", {
         DOWN: {"input.0": words, "parameters.weight": weight, "output.0": made},
         NORM: {"input.0": made, "output.0": made * 2},
     }, level="L0")  # fmt: skip
+    update = {UPDATE.replace("up", "norm"): step(words[0], words[1])}
+    record(tmp_path / "g" / "step0" / "proc1", update, name="optimizer")
     for rank in range(2):
+        record(tmp_path / "t" / "step0" / f"rank{rank}", update, name="optimizer")
         own, held = np.split(words, 2, 1)[rank], np.split(weight, 2, 1)[rank]
         part = own @ held.T
         given = made if reduced else part
