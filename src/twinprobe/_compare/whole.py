@@ -221,9 +221,13 @@ def _held_by(comparison: Comparison, job: Job, options: Options) -> Comparison:
     import polars as pl
 
     first, whole = comparison.summary.first, comparison.target
-    if first is None or whole.step != 0 or not isinstance(whole, Whole) or _NAMES_RANKS.search(first.sentence):
-        return comparison
-    if first.begins != PARAMETER_DIFFERS and not first.argument.startswith("parameters."):
+    if (
+        first is None
+        or whole.step != 0
+        or not isinstance(whole, Whole)
+        or _NAMES_RANKS.search(first.sentence)
+        or (first.begins != PARAMETER_DIFFERS and not first.argument.startswith("parameters."))
+    ):
         return comparison
     row = int(np.flatnonzero((comparison.evidence.pairs["t_name"] == first.row).fill_null(value=False).to_numpy())[0])
     norm = comparison.evidence.pairs["t_norm"][row]
@@ -322,25 +326,22 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
     """The comparison with a parameter that differs before the first step, if optimizers tell it, or if some ranks alone
     have another one: in 16 bits no result of the pass itself may be farther off than noise. Nothing was rounded yet."""
     summary, pairs, judged = comparison.summary, comparison.evidence.pairs, comparison.judged
-    parameters = judged.calls.role == PARAMETER
-    if summary.first is not None or comparison.target.step != 0 or not parameters.any():
+    held = np.flatnonzero(judged.calls.role == PARAMETER).tolist() if summary.first is None else []
+    own = {row: of_ranks(summary.notes, pairs["t_name"][row]) for row in held}
+    asked = [row for row in held if judged.state[row] == DIFFERS or own[row].endswith(NO_REPLICA)]
+    if comparison.target.step != 0 or not asked:
         return comparison
     updates = _compared(_updates_of(job), replace(options, noise=None))
-    update, held = updates.summary.first, held_otherwise(updates)
-    for row in np.flatnonzero(parameters).tolist():
+    update, otherwise = updates.summary.first, held_otherwise(updates)
+    for row in asked:
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
-        module, own = bare_path(parse_op(op).body) if op else "", of_ranks(summary.notes, pairs["t_name"][row])
-        there, differs = held.get(f"{module}.{name}", ""), judged.state[row] == DIFFERS
-        told = update is not None and update.row == there and differs
-        if there and (told or (own and (differs or own.endswith(NO_REPLICA)))):
-            said = (
-                update.sentence.partition("; ")[0]
-                if update is not None and told
-                else f"{BEFORE}: the parameter differs"
-            )
-            words = "; ".join([said.replace(BEFORE, f"parameters.{name}"), *filter(None, [own])])
-            place = op, f"{op}.parameters.{name}", pairs["g_name"][row]
-            first = Divergence(*place, "", {}, {}, None, words, "injected", row, module, f"parameters.{name}", OUTSIDE)
+        module, argument = bare_path(parse_op(op).body) if op else "", f"parameters.{name}"
+        there, differs = otherwise.get(f"{module}.{name}"), judged.state[row] == DIFFERS
+        told = update.sentence.partition("; ")[0] if update is not None and differs and update.row == there else ""
+        if there and (told or own[row]):
+            said = [told.replace(BEFORE, argument) or f"{argument}: the parameter differs", *filter(None, [own[row]])]
+            first = Divergence(op, f"{op}.{argument}", pairs["g_name"][row], "", {}, {}, None, "; ".join(said), "injected",
+                               row, module, argument, OUTSIDE)  # fmt: skip
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
