@@ -340,8 +340,8 @@ def _other_weight(comparison: Comparison, job: Job, options: Options) -> Compari
         told = update.sentence.partition("; ")[0] if update is not None and differs and update.row == there else ""
         if there and (told or own[row]):
             said = [told.replace(BEFORE, argument) or f"{argument}: the parameter differs", *filter(None, [own[row]])]
-            first = Divergence(op, f"{op}.{argument}", pairs["g_name"][row], "", {}, {}, None, "; ".join(said), "injected",
-                               row, module, argument, OUTSIDE)  # fmt: skip
+            first = Divergence(op, f"{op}.{argument}", pairs["g_name"][row], "", {}, {}, None, "; ".join(said),
+                               "injected", row, module, argument, OUTSIDE)  # fmt: skip
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
