@@ -11,6 +11,8 @@ import pytest
 from test_ranks_by_sketches import compared, placed, random
 from test_wrong_ranks import record
 
+from twinprobe._cli import main
+
 UP, DOWN, NORM = "Module.up.Linear.forward.0", "Module.down.Linear.forward.0", "Module.norm.LayerNorm.forward.0"
 UPDATE = "Optimizer.up.weight.SGD.0.forward"
 Found = dict[str, dict[str, Any]]
@@ -301,3 +303,22 @@ def test_what_ranks_gather_is_not_blamed_for_a_buffer(tmp_path: Path, capsys: py
     first = compared(tmp_path, capsys, "dp=2")["step0/whole"]["first"]
     assert (first["op"], first["argument"]) == (times, "input.1")
     assert first["sentence"].endswith("rank 1's replica differs from the others")
+
+
+def test_a_count_of_words_in_a_loss_over_shards_is_no_divergence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank divides the gradient of its loss by its own words; what the optimizers are given agrees."""
+    weight, words, one = random(1, 16, 8), random(2, 8, 8), np.asarray(1, np.float32)
+    for side, copies in (("t", 2), ("g", 1)):
+        count = np.asarray(64 / copies, np.float32)
+        for rank in range(2 * copies):
+            part, own = np.split(weight, 2)[rank % 2], np.split(words, copies)[rank // 2]
+            divided = {"input.0": one, "input.1": count, "output.0": np.asarray(1 / count)}
+            calls = {UP: {"parameters.weight": part, "output.0": own @ part.T}, "Tensor.__truediv__.0.forward": divided}
+            record(tmp_path / side / "step0" / f"rank{rank}", calls)
+            record(tmp_path / side / "step0" / f"rank{rank}", {UPDATE: step(part, part)}, name="optimizer")
+    command = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*command, "--layout", "tp=2,dp=2", "tp=2"]) == 0
+    found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
+    assert found["step0/whole"]["first"] is None
