@@ -19,7 +19,9 @@ UP, NORM = "Module.up.Linear.forward.0", "Module.norm.LayerNorm.forward.0"
 Calls = dict[str, dict[str, Any]]
 
 
-def record(folder: Path, calls: Calls, *, name: str = "dump", parents: dict[str, Any] | None = None) -> None:
+def record(
+    folder: Path, calls: Calls, *, name: str = "dump", parents: dict[str, Any] | None = None, level: str = "mix"
+) -> None:
     """Write the arrays of calls (``parameters.weight``, ``output.0``) as a recorder does: statistics and sketches."""
     data: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +50,7 @@ def record(folder: Path, calls: Calls, *, name: str = "dump", parents: dict[str,
                 else:
                     entry["output" if part == "output" else "input_args"].append(leaf)
         sketches.finish()
-    write_dump(folder, data, level="mix", name=f"{name}.json", parents=parents or dict.fromkeys(calls))
+    write_dump(folder, data, level=level, name=f"{name}.json", parents=parents or dict.fromkeys(calls))
 
 
 def compared(folder: Path, capsys: pytest.CaptureFixture[str], layout: str, *, code: int = 0) -> dict[str, Any]:

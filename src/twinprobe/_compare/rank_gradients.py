@@ -8,23 +8,37 @@ from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from operator import eq
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import epsilon
+from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.links import NONE
 from twinprobe._judge.describe import describe
 from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
+from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._judge.summary import Divergence
-from twinprobe._layout.ranks import ONE_RANK, micro_batches, passes_of
+from twinprobe._layout.ranks import ONE_RANK, gradients_of, micro_batches, passes_of
 from twinprobe._layout.settle import FROM_OTHERS, NO_UPDATE, SETTING
-from twinprobe._layout.sketched.earlier import moved
+from twinprobe._layout.sketched.earlier import ODD, moved
+from twinprobe._layout.sketched.updates import parameter_of, rank_factors
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, only_on, whose
-from twinprobe._runs.names import FORWARD, GIVEN_GRADIENT, TOTAL_NORM, is_module, parse_op, updated_parameter
+from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, numbers_of, only_on, shards_of, whose
+from twinprobe._runs.names import (
+    BACKWARD,
+    FORWARD,
+    GIVEN_GRADIENT,
+    OPTIMIZER,
+    SCALES,
+    TOTAL_NORM,
+    is_module,
+    parse_op,
+    updated_parameter,
+)
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, open_run
+from twinprobe._runs.table import STATS
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
@@ -38,6 +52,9 @@ _SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one nu
 _FAR = 10  # times that: no rounding
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
+BEFORE, _SAME = "parameters.before", 1e-5  # relative: norms of the same numbers, added up in another order
+_ZERO = 16 * 2.0**-23  # of the norm of all gradients
+_GIVEN, _TWO, _SHOWN = ".input.0", 2, 8
 
 
 def one_multiple(comparison: Comparison) -> list[str]:
@@ -124,9 +141,80 @@ def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None
     return replace(first, sentence="; ".join(filter(None, [sentence, own, shown])), origin="injected")
 
 
+def not_given(whole: Whole, dumps: Mapping[int, Path]) -> list[str]:
+    """The parameters of which some ranks' backward passes made gradients that their optimizers were not given, while
+    another rank of the same part of the model updates all of them: else each updates its share (ZeRO)."""
+    updated: dict[str, set[int]] = {}
+    for op, suffix, ranks in whole.pieces.select("op", "suffix", "rank").iter_rows():
+        if suffix == _GIVEN and not op.startswith(TOTAL_NORM):
+            updated[op] = set(ranks)
+    parts: dict[Any, set[int]] = defaultdict(set)
+    for rank in whole.ranks:
+        parts[whole.layout.place(rank).pp, whole.layout.place(rank).ep].add(rank)
+    found = []
+    for ranks in parts.values():
+        held = [op for op, own in updated.items() if own & ranks]
+        if any(all(rank in updated[op] for op in held) for rank in ranks):
+            lacking = {op: sorted(rank for rank in ranks - updated[op]
+                                  if rank in dumps and gradients_of(dumps[rank], *parameter_of(f"{op}{_GIVEN}")))
+                       for op in held if ranks - updated[op]}  # fmt: skip
+            found += [f"{op}{_GIVEN}: rank {numbers_of(own)} {NO_UPDATE}" for op, own in lacking.items() if own]
+    return [text for text in found if text not in whole.findings]
+
+
+def unlike_multiples(comparison: Comparison) -> list[str]:
+    """Whether the gradients of each rank are one multiple of golden's, another one on each rank, in words: so they are
+    where each rank clips by the norm of what it holds."""
+    whole, golden, pairs = comparison.target, comparison.golden, comparison.evidence.pairs
+    if not isinstance(whole, Whole) or isinstance(golden, Whole) or len(whole.ranks) < _TWO:
+        return []
+    rows = pairs.filter(pairs["t_name"].str.contains(GIVEN_GRADIENT) & pairs["g_row"].is_not_null())
+    rows = rows.filter(~rows["t_name"].str.starts_with(TOTAL_NORM))
+    for of_copies in (True, False):  # rows of a fused projection may be those of several
+        factors: dict[int, list[float]] = defaultdict(list)
+        for row, partner in rows.select("t_row", "g_row").iter_rows():
+            for rank, factor in rank_factors(whole, row, golden, partner, copies=of_copies):
+                factors[rank].append(factor)
+        if min(map(len, factors.values()), default=0) >= _FEW_GRADIENTS:
+            break
+    precision = max(map(epsilon, rows["g_dtype"]), default=0.0)
+    close = max(_SAME_FACTOR, _EPSILONS * max(precision, whole.settings.get(PRODUCT_PRECISION, 0.0)))
+    usual = {rank: float(np.median(own)) for rank, own in factors.items() if len(own) >= _FEW_GRADIENTS}
+    if len(usual) < len(whole.ranks) or max(usual.values()) / min(usual.values()) < 1 + close:
+        return []
+    if any(np.mean(np.abs(np.array(factors[rank]) / one - 1) < close) < _MOST_GRADIENTS for rank, one in usual.items()):
+        return []
+    told = ", ".join(f"{one:.4g} times on rank {rank}" for rank, one in sorted(usual.items())[:_SHOWN])
+    return [f"all gradients are a multiple of golden's, {told}: ranks clip or scale them by numbers of their own"]
+
+
+def odd_multiple(comparison: Comparison, first: Divergence) -> list[str]:
+    """Whose part of a gradient is wrong, where the parts of others are as many times golden's as most gradients are:
+    clipping multiplies all of them by one number."""
+    pairs, golden, whole = comparison.evidence.pairs, comparison.golden, comparison.target
+    row = pairs.filter(pairs["t_name"] == (first.row or ""))
+    if not first.row.endswith(_GIVEN) or not row.height or not isinstance(whole, Whole) or isinstance(golden, Whole):
+        return []
+    rows, close = _gradients(comparison), max(_SAME_FACTOR, _EPSILONS * epsilon(row["g_dtype"][0]))
+    usual = float(np.median((rows["t_norm"] / rows["g_norm"]).to_numpy())) if rows.height else 0.0
+    factors = rank_factors(whole, row["t_row"][0], golden, row["g_row"][0], copies=False)
+    wrong = sorted(rank for rank, factor in factors if usual and abs(factor / usual - 1) > close)
+    return [shards_of(wrong)] if 0 < len(wrong) < len(factors) else []
+
+
 def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | None:
-    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first."""
+    """A parameter that only golden's optimizer updates, or not all ranks do, where the total norm differs first, or
+    nothing else."""
     first = comparison.summary.first
+    if first is None and comparison.target.path.name == OPTIMIZER_FILE:
+        op = next((text.partition(f"{_GIVEN}: ")[0] for text in findings if text.endswith(NO_UPDATE)), "")
+        row, words = (
+            f"{op}{_GIVEN}",
+            "input.0: its gradient is made in backward, but not given to the optimizers of all ranks",
+        )
+        module = parse_op(op).body.rpartition(".")[0] if op else ""
+        found = Divergence(op, row, row, "", {}, {}, None, words, "injected", NONE, module, "input.0", MISSING)
+        return found if op else None
     if first is None or not first.op.startswith(TOTAL_NORM):
         return None
     known = set(comparison.target.ops)
@@ -145,7 +233,7 @@ def not_updated(comparison: Comparison, findings: list[str]) -> Divergence | Non
         place = only_on(comparison.target, near)
         sentence += f"; {updated_parameter(near)} is on {place}" if place else ""
     return replace(first, op=op, row="" if lacking else f"{op}.input.0", golden_row=f"{op}.input.0", sentence=sentence,
-                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins="missing")  # fmt: skip
+                   module=parse_op(op).body.rpartition(".")[0], argument="input.0", begins=MISSING)  # fmt: skip
 
 
 def not_shared(comparison: Comparison, findings: Sequence[str]) -> Divergence | None:
@@ -201,6 +289,60 @@ def before_the_gradients(comparison: Comparison) -> Divergence | None:
     return None
 
 
+def held_otherwise(updates: Comparison) -> dict[str, str]:
+    """The parameters that optimizers read with other numbers than golden's, and the rows that they stand in."""
+    import polars as pl
+
+    gaps = ((pl.col(f"t_{stat}") - pl.col(f"g_{stat}")).abs() > _SAME * pl.col("g_norm") for stat in STATS)
+    other = pl.any_horizontal(*gaps)
+    names = updates.evidence.pairs.filter(pl.col("t_name").str.ends_with(f".{BEFORE}") & other)["t_name"].to_list()
+    return {bare_path(updated_parameter(name.removesuffix(f".{BEFORE}"))): name for name in names}
+
+
+def of_ranks(notes: Sequence[str], name: str | None) -> str:
+    """What is said of single ranks' copies or shards of a value; of those that are said of several, the first."""
+    told = (note.partition(": ")[::2] for note in notes if name and note.startswith((f"{name}: ", f"{name} and ")))
+    return next((words for _, words in told if words.partition(", ")[0].endswith(ODD)), "")
+
+
+def scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
+    """Whether a single number is multiplied by another factor, or in one run alone: a loss, if it has a way back, or
+    none that is recorded while all results agree (a loss over shards, divided by a rank's own words)."""
+    call = parse_op(first.op)
+    run = comparison.golden if first.begins == MISSING else comparison.target
+    rows = run.table.with_row_index("row").filter(run.table["name"] == f"{first.op}.output.0")
+    # The whole shape of what only one run has is not known.
+    shapes = [run.pieces_of(row)[0].shape if isinstance(run, Whole) else dims(shape)
+              for row, shape in rows.select("row", "shape").iter_rows()]  # fmt: skip
+    return (
+        first.begins in (ARGUMENT, EXTRA, MISSING, OUTSIDE)
+        and call.direction == FORWARD
+        and bool(SCALES.search(call.body))
+        and shapes == [()]
+        and (rows["requires_grad"].to_list() == [True] or all(result.agrees for result in comparison.summary.results))
+    )
+
+
+def loss_begins(first: Divergence) -> bool:
+    """Whether this is the gradient of the loss, all of it multiplied by a number."""
+    return parse_op(first.op).direction == BACKWARD and any(kind["name"] == "factor" for kind in first.kinds)
+
+
+def of_own_batch(finding: str, whole: Whole, dumps: Mapping[int, Path]) -> str:
+    """Of gradients that differ between ranks: whether each rank's optimizer was given what its own backward gave."""
+    name, _, said = finding.partition(": ")
+    if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
+        return finding
+    row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
+    module, _, parameter = name.removeprefix(OPTIMIZER).rsplit(".", 5)[0].rpartition(".")
+    for piece in whole.pieces_of(row):
+        own = gradients_of(dumps[piece.rank], module, parameter)
+        if piece.stats not in own:
+            return finding
+    ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
+    return f"{name}: ranks {ranks} {UNREDUCED}: nothing has reduced them"
+
+
 def _one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision: float = 0.0) -> list[str]:
     """Whether the norms of gradients that differ are one multiple of golden's, in words with the size that it is of.
 
@@ -235,7 +377,9 @@ def _gradients(comparison: Comparison) -> pl.DataFrame:
     """The pairs of what optimizers were given, but zeros."""
     pairs = comparison.evidence.pairs.with_row_index("order")
     named = pairs["t_name"].str.contains(GIVEN_GRADIENT) & ~pairs["t_name"].str.starts_with(TOTAL_NORM)
-    return pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    found = pairs.filter(named & (pairs["g_norm"] > 0) & (pairs["t_norm"] > 0))
+    every = float(np.linalg.norm(found["g_norm"].to_numpy()))
+    return found.filter(found["g_norm"] > _ZERO * every)  # else zero in theory, and noise
 
 
 def beside_clipping(comparison: Comparison, first: Divergence) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from math import prod
+from math import isclose, prod
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,20 @@ from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.rank_gradients import (
-    UNREDUCED,
+    BEFORE,
     before_the_gradients,
     behind_the_scale,
+    held_otherwise,
+    loss_begins,
+    not_given,
     not_shared,
     not_updated,
+    odd_multiple,
+    of_own_batch,
+    of_ranks,
     one_multiple,
+    scales_the_loss,
+    unlike_multiples,
     with_effect,
 )
 from twinprobe._compare.request import Job, Request
@@ -31,7 +40,7 @@ from twinprobe._judge.describe import size_words
 from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, DIFFERS, PRODUCT_PRECISION, SILENT
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.results import LOSS, PARAMETER_GRADIENTS
-from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, BETWEEN, MISSING, OUTSIDE, PARAMETER_DIFFERS
 from twinprobe._judge.summary import Divergence
 from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.found_layout import (
@@ -49,7 +58,6 @@ from twinprobe._layout.ranks import (
     RankDump,
     calls_per_module,
     gradient_precision,
-    gradients_of,
     holds_shards,
     open_ranks,
     passes_of,
@@ -60,21 +68,12 @@ from twinprobe._layout.ranks import (
 )
 from twinprobe._layout.settle import SETTING, Settler
 from twinprobe._layout.shared import OWN_NORMS, own_norms
-from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, moved, odd_ranks
+from twinprobe._layout.sketched.earlier import ODD, ON_RANKS, cut_through, earlier_value, odd_ranks
 from twinprobe._layout.sketched.updates import odd_updates
+from twinprobe._layout.sums import bias_too_often
 from twinprobe._layout.whole import Whole, call_head, make_whole
-from twinprobe._layout.wrong_ranks import NOT_GOLDENS, bias_too_often, numbers_of, only_on, whose
-from twinprobe._runs.names import (
-    BACKWARD,
-    FORWARD,
-    GRADIENTS,
-    OPTIMIZER,
-    READ_BY_OPTIMIZER,
-    SCALES,
-    TOTAL_NORM,
-    parse_op,
-    updated_parameter,
-)
+from twinprobe._layout.wrong_ranks import NO_REPLICA, only_on, whose
+from twinprobe._runs.names import BACKWARD, GRADIENTS, OPTIMIZER, READ_BY_OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput, TwinProbeError
@@ -83,6 +82,8 @@ _OTHER_SHARE = 1.5  # of the parameters: two ranks that share them have half of 
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _MOST = 0.5  # of the gradients of a step
 _FEW_ALIKE = 3  # findings that are listed one by one
+_SAME = 1e-5  # relative: norms of the same numbers, added up in another order
+_NAMES_RANKS = re.compile(r"\branks? \d")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -192,8 +193,7 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
     for (mode, step), target, golden in pairs:
         for at, (name, label) in enumerate(_LABELS.items()):
             key = RunKey(mode, step, at)  # two parts of a dataset
-            files = target.files(name), golden.files(name)
-            if not all(files):
+            if not all(files := (target.files(name), golden.files(name))):
                 continue
             if name == DUMP:
                 for one, found in zip((target, golden), files, strict=True):
@@ -217,11 +217,37 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     if found.summary.first is None:  # nothing shows in a result of the pass
         update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
         first = with_effect(found, update) if update is not None else None
-        notes = [
-            note for note in found.summary.notes if first is None or not note.startswith(f"{first.row} differs more")
-        ]
-        found = replace(found, summary=replace(found.summary, first=first, notes=notes))
-    return _update_before(found, job, options)
+        said = f"{first.row} differs more" if first is not None else "\n"
+        kept = [note for note in found.summary.notes if not note.startswith(said)]
+        found = replace(found, summary=replace(found.summary, first=first, notes=kept))
+    return _held_by(_update_before(found, job, options), job, options)
+
+
+def _held_by(comparison: Comparison, job: Job, options: Options) -> Comparison:
+    """The comparison with the ranks that hold the wrong part of a parameter, if the optimizer's table alone tells: it
+    has what each rank holds, and calls have what it gathered."""
+    import polars as pl
+
+    first, whole = comparison.summary.first, comparison.target
+    if (
+        first is None
+        or whole.step != 0
+        or not isinstance(whole, Whole)
+        or _NAMES_RANKS.search(first.sentence)
+        or (first.begins != PARAMETER_DIFFERS and not first.argument.startswith("parameters."))
+    ):
+        return comparison
+    row = int(np.flatnonzero((comparison.evidence.pairs["t_name"] == first.row).fill_null(value=False).to_numpy())[0])
+    norm = comparison.evidence.pairs["t_norm"][row]
+    updates = _compared(_updates_of(job), replace(options, noise=None))
+    norms = dict(updates.evidence.pairs.filter(pl.col("t_name").is_not_null()).select("t_name", "t_norm").iter_rows())
+    for path, name in held_otherwise(updates).items():
+        inside = path.rpartition(".")[0] == bare_path(first.module or "") and None not in (norm, norms[name])
+        said = of_ranks(updates.summary.notes, name) if inside and isclose(norm, norms[name], rel_tol=_SAME) else ""
+        if said:
+            first = replace(first, sentence=f"{first.sentence}; {said}")
+            return replace(comparison, summary=replace(comparison.summary, first=first))
+    return comparison
 
 
 def _compared(job: Job, options: Options) -> Comparison:
@@ -244,7 +270,8 @@ def _compared(job: Job, options: Options) -> Comparison:
     comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     for run, side in zip((comparison.target, comparison.golden), job.ranks, strict=True):
         if isinstance(run, Whole) and job.target.name == OPTIMIZER_FILE:
-            run.findings = [_of_own_batch(text, run, side) for text in run.findings]
+            run.findings = [of_own_batch(text, run, side.files(DUMP)) for text in run.findings]
+            run.findings += not_given(run, side.files(DUMP))
     updates = _odd_updates(comparison, job) if job.target.name == OPTIMIZER_FILE else []
     return with_findings(comparison, notes, lost, updates)
 
@@ -260,7 +287,8 @@ def _odd_updates(comparison: Comparison, job: Job) -> list[str]:
         .to_numpy()
     )
     differ = np.flatnonzero((comparison.judged.state == DIFFERS) & read).tolist()
-    rows = [row for row in differ if not pairs["t_name"][row].startswith(TOTAL_NORM)][:_MOST_SUSPECTS]
+    rows = [row for row in differ if not pairs["t_name"][row].startswith(TOTAL_NORM)]
+    rows = sorted(rows, key=lambda row: pairs["t_name"][row].endswith(".input.0"))[:_MOST_SUSPECTS]  # causes first
     asked = [(pairs["t_row"][row], pairs["g_row"][row]) for row in rows]
     return odd_updates(whole, comparison.golden, asked, dumps[0], next(iter(dumps[1].values())))
 
@@ -289,7 +317,7 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
     a micro batch is divided by their number, in the program or in a library that calls backward.
     """
     summary, first = comparison.summary, comparison.summary.first
-    if first is None or not (_scales_the_loss(comparison, first) or _loss_begins(first)):
+    if first is None or not (scales_the_loss(comparison, first) or loss_begins(first)):
         return comparison
     read = _compared(_updates_of(job), replace(options, noise=None))
     given, gradients = read.summary, int(read.evidence.pairs["t_name"].str.ends_with(".input.0").sum())
@@ -308,23 +336,25 @@ def _without_scale(comparison: Comparison, job: Job, options: Options) -> Compar
 
 
 def _other_weight(comparison: Comparison, job: Job, options: Options) -> Comparison:
-    """The comparison with a parameter that differs before the first step, if optimizers tell it: in 16 bits no result
-    of the pass itself may be farther off than noise."""
+    """The comparison with a parameter that differs before the first step, if optimizers tell it, or if some ranks alone
+    have another one: in 16 bits no result of the pass itself may be farther off than noise. Nothing was rounded yet."""
     summary, pairs, judged = comparison.summary, comparison.evidence.pairs, comparison.judged
-    differs = (judged.state == DIFFERS) & (judged.calls.role == PARAMETER)
-    if summary.first is not None or comparison.target.step != 0 or not differs.any():
+    held = np.flatnonzero(judged.calls.role == PARAMETER).tolist() if summary.first is None else []
+    own = {row: of_ranks(summary.notes, pairs["t_name"][row]) for row in held}
+    asked = [row for row in held if judged.state[row] == DIFFERS or own[row].endswith(NO_REPLICA)]
+    if comparison.target.step != 0 or not asked:
         return comparison
-    update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
-    if update is None or update.argument != "parameters.before":
-        return comparison
-    known = bare_path(updated_parameter(update.op))
-    for row in np.flatnonzero(differs).tolist():
+    updates = _compared(_updates_of(job), replace(options, noise=None))
+    update, otherwise = updates.summary.first, held_otherwise(updates)
+    for row in asked:
         op, _, name = (pairs["t_name"][row] or "").rpartition(".parameters.")
-        module = bare_path(parse_op(op).body) if op else ""
-        if f"{module}.{name}" == known:
-            said = update.sentence.partition("; ")[0].replace("parameters.before", f"parameters.{name}")
-            own = [note.partition(": ")[2] for note in summary.notes if note.startswith(f"{pairs['t_name'][row]}: ")]
-            first = moved(update, op, f"parameters.{name}", pairs["g_name"][row], row, module, "; ".join([said, *own]))
+        module, argument = bare_path(parse_op(op).body) if op else "", f"parameters.{name}"
+        there, differs = otherwise.get(f"{module}.{name}"), judged.state[row] == DIFFERS
+        told = update.sentence.partition("; ")[0] if update is not None and differs and update.row == there else ""
+        if there and (told or own[row]):
+            said = [told.replace(BEFORE, argument) or f"{argument}: the parameter differs", *filter(None, [own[row]])]
+            first = Divergence(op, f"{op}.{argument}", pairs["g_name"][row], "", {}, {}, None, "; ".join(said),
+                               "injected", row, module, argument, OUTSIDE)  # fmt: skip
             notes = [note for note in summary.notes if not note.startswith(f"{pairs['t_name'][row]} differs more")]
             return replace(comparison, summary=replace(summary, first=first, notes=notes))
     return comparison
@@ -345,7 +375,7 @@ def _update_before(comparison: Comparison, job: Job, options: Options) -> Compar
     if parameter and first.op in target.ops[:back]:
         return comparison
     update = _compared(_updates_of(job), replace(options, noise=None)).summary.first
-    if update is None or parameter == (update.argument == "parameters.before"):
+    if update is None or parameter == (update.argument == BEFORE):
         return comparison
     others = [first, *summary.others]
     return replace(comparison, summary=replace(summary, first=replace(update, order=NONE), others=others))
@@ -371,43 +401,6 @@ def _by_ranks(comparison: Comparison, job: Job, options: Options) -> Comparison:
 def _updates_of(job: Job) -> Job:
     """The same ranks, and what their optimizers saw."""
     return replace(job, target=job.target.with_name(OPTIMIZER_FILE), golden=job.golden.with_name(OPTIMIZER_FILE))
-
-
-def _scales_the_loss(comparison: Comparison, first: Divergence) -> bool:
-    """Whether a single number is multiplied by another factor, or in one run alone: a loss, if it has a way back."""
-    call = parse_op(first.op)
-    run = comparison.golden if first.begins == MISSING else comparison.target
-    rows = run.table.with_row_index("row").filter(run.table["name"] == f"{first.op}.output.0")
-    # The whole shape of what only one run has is not known.
-    shapes = [run.pieces_of(row)[0].shape if isinstance(run, Whole) else dims(shape)
-              for row, shape in rows.select("row", "shape").iter_rows()]  # fmt: skip
-    return (
-        first.begins in (ARGUMENT, EXTRA, MISSING)
-        and call.direction == FORWARD
-        and bool(SCALES.search(call.body))
-        and shapes == [()]
-        and rows["requires_grad"].to_list() == [True]
-    )
-
-
-def _loss_begins(first: Divergence) -> bool:
-    """Whether this is the gradient of the loss, all of it multiplied by a number."""
-    return parse_op(first.op).direction == BACKWARD and any(kind["name"] == "factor" for kind in first.kinds)
-
-
-def _of_own_batch(finding: str, whole: Whole, side: StepRanks) -> str:
-    """Of gradients that differ between ranks: whether each rank's optimizer was given what its own backward gave."""
-    name, _, said = finding.partition(": ")
-    if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
-        return finding
-    row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
-    module, _, parameter = updated_parameter(name).rpartition(".")
-    for piece in whole.pieces_of(row):
-        own = gradients_of(side.files(DUMP)[piece.rank], module, parameter)
-        if piece.stats not in own:
-            return finding
-    ranks = numbers_of(sorted({piece.rank for piece in whole.pieces_of(row)}))
-    return f"{name}: ranks {ranks} {UNREDUCED}: nothing has reduced them"
 
 
 def open_wholes(
@@ -468,7 +461,9 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
             findings += run.findings
             lost = [*lost, *run.lost]
     shown = _grouped(findings)
-    factor = one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else []
+    updated = comparison.target.path.name == OPTIMIZER_FILE and comparison.summary.first is not None
+    factor = unlike_multiples(comparison) if updated else []
+    factor = factor or (one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else [])
     if factor == [] and isinstance(comparison.target, Whole):
         factor = own_norms(comparison.target)
     first = not_updated(comparison, findings) or before_the_gradients(comparison) or not_shared(comparison, findings)
@@ -490,10 +485,17 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
         of_call = (f"{first.op}.{first.argument}: ", f"{first.op}.", f"{first.op}: ")
         for start in (f"{first.row}: ", *of_call, f"{around}: ", f"{around}.parameters."):
             said += [text.partition(": ")[2] for text in findings if text.startswith(start)][: 1 - len(said)]
+        if first.begins == PARAMETER_DIFFERS:  # whose shard, rather than who gathered it
+            pairs = comparison.evidence.pairs
+            norms = dict(pairs.filter(pairs["t_name"].is_not_null()).select("t_name", "t_norm").iter_rows())
+            told = ([text.partition(": ")[0], text.partition(": ")[2]] for text in findings)
+            said = [words for name, words in told if name.startswith(f"{around}.parameters.")
+                    and norms.get(name) == norms.get(first.row)][:1] or said  # fmt: skip
         said = [text for text in said if ON_RANKS not in first.sentence]  # the ranks are named already
         alone = only_on(comparison.target, first.op) if isinstance(comparison.target, Whole) else ""
         verb = "held" if first.op.startswith(OPTIMIZER) else "made"
-        said += [f"{verb} by {alone} alone"] if alone and not factor else []
+        said += [f"{verb} by {alone} alone"] if alone and not factor and first.begins != MISSING else []
+        said = said or (odd_multiple(comparison, first) if updated else [])
         said += [*factor, *_biases(comparison, first)]
         said = said or [text for text in [cut_through(first, *runs, comparison.evidence.pairs)] if text]
         said += [text.partition(": ")[2] for text in findings if OWN_NORMS in text][:1]

@@ -117,6 +117,7 @@ def _spans(values: NDArray[Any], starts: NDArray[np.intp], stop: int) -> dict[in
 # Which collective or point-to-point call of one rank belongs to which call of another.
 
 COLLECTIVE_PREFIXES = frozenset({"Distributed", "MintDistributed"})
+COMMUNICATION = re.compile(r"^(Mint)?(Distributed|_c10d_functional|fsdp)\.")  # also of sharded parameters
 _SEND = {"send", "isend", "send_object_list"}
 _RECEIVE = {"recv", "irecv", "recv_object_list"}
 _EVERYONE = "all"

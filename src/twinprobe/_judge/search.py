@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
+from twinprobe._judge.ranks import COLLECTIVE_PREFIXES, COMMUNICATION
 from twinprobe._judge.results import begins_backward, predictions
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
@@ -346,6 +346,8 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
     made &= ~facts.called[np.maximum(flow.of_row, 0)]
+    if flow.of_ranks:  # what ranks exchange is another layout's way to the same value
+        made &= ~flow.spread(flow.each_call(lambda op: bool(COMMUNICATION.match(op.text))))
     made[list(flow.moved)] = False
     any_made = made.any()
     for at in np.flatnonzero(made).tolist():  # what leaves a module that both runs call is compared there

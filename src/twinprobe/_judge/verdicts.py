@@ -33,7 +33,7 @@ from twinprobe._judge.flow import Differences, Flow, grouped_calls, ignored_rows
 from twinprobe._judge.inherited import carried_state
 from twinprobe._judge.noise import NOTHING, Noise, expected_errors
 from twinprobe._judge.operations import BUFFERED, HIDDEN_PRECISION, UNINITIALISED, same_eps
-from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
+from twinprobe._judge.ranks import COLLECTIVE_PREFIXES, COMMUNICATION
 from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
 from twinprobe._judge.rules import PASS, RULES, SEVERITIES, Thresholds
 from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
@@ -163,7 +163,6 @@ class Evidence:
     """Rows that are judged by a part of their elements: tokens that a mask shows."""
 
 
-_COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
 _SPECIAL = UNINITIALISED | BUFFERED
 
 
@@ -275,7 +274,7 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
 def communication(pairs: pl.DataFrame) -> Bools:
     """Rows of calls that exchange data between ranks: collectives, functional ones, and those of sharded parameters."""
     names = pairs["t_name"].fill_null(pairs["g_name"])
-    return bools(names.str.contains(_COMMUNICATION))
+    return bools(names.str.contains(COMMUNICATION.pattern))
 
 
 def _around(run: Run, calls: Bools) -> Bools:

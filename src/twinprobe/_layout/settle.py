@@ -16,6 +16,7 @@ import numpy as np
 
 from twinprobe._align.calls import dims
 from twinprobe._align.links import Pairs
+from twinprobe._layout import sums
 from twinprobe._layout.pieces import (
     AXES,
     BATCH_AXES,
@@ -46,7 +47,6 @@ from twinprobe._layout.shared import (
     copied_weights,
     cut_lookups,
     cut_modules,
-    divided_before,
     groups_in,
     handed_on_as_sums,
     order_of_sequences,
@@ -55,14 +55,13 @@ from twinprobe._layout.shared import (
     pieces_in_lists,
     reductions,
     shared_gradients,
-    shares_of,
     told_by_optimizers,
     total_norms,
     unlike_norms,
     without_collectives,
 )
 from twinprobe._layout.whole import Whole
-from twinprobe._layout.wrong_ranks import NOTHING, numbers_of, odd_copies, other_parts, parts_by_sketches, sum_and_bias
+from twinprobe._layout.wrong_ranks import NOTHING, numbers_of
 from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -120,10 +119,8 @@ class _Side:
         self.reduced, self.extremes = reductions(whole)
         self.partial: set[Any] = set()
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
-        self.shares = self.means = shares_of(whole)
-        if not self.optimizer and self.shares and divided_before(whole, self.partner, self.golden):
-            whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
-            self.shares = {}
+        self.means = sums.shares_of(whole)
+        self.shares = self.means if self.optimizer else sums.gradient_shares(whole, self.partner, self.golden)
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
         self.shared: dict[int, int] = {}  # gradients that are parts of one, with the first of each group
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
@@ -176,10 +173,13 @@ class _Side:
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
             plain = plain and (self.optimizer or len(own_shapes[row]) >= expected[row])
             if plain and not placed and not (experts[row] and gradient) and row not in self.shared:
-                if shapes[row] != own_shapes[row][0] or isnan(norms[row] or 0.0):  # pieces on the other side
+                goal = None if self.optimizer or self.shares or partner is None else self.golden["norm"][partner]
+                parts = sums.equal_parts(whole, row, self.other, goal) if roles[row] == GRADIENT else 1
+                self.ways["added up over tp"] += parts > 1
+                if parts > 1 or shapes[row] != own_shapes[row][0] or isnan(norms[row] or 0.0):  # on the other side
                     self.changes["shape"][row] = own_shapes[row][0]
                     for stat in STATS:
-                        self.changes[stat][row] = pieces[stat][row][0]
+                        self.changes[stat][row] = value * parts if (value := pieces[stat][row][0]) is not None else None
                 continue
             self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
         self._add_shared()
@@ -276,15 +276,15 @@ class _Side:
         if way[AXES.index("tp")] == SUM and row in self.own_parts:
             self._nothing(row, OWN_PART)
             return
-        odd = self._odd_axis(row, blocks, way, role, gradient)
-        if odd == "unknown":
+        if (odd := self._odd_axis(row, blocks, way, role, gradient)) == "unknown":
             self._nothing(row, "its pieces differ, and nothing tells how they fit together")
             return
         if odd:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            arithmetic = nearest(whole, blocks, way, (Arithmetic({}, {}), Arithmetic(self.means, {})))
+            readings: tuple[Any, ...] = {}, self.shares or self.means, self.means
+            arithmetic = nearest(whole, blocks, way, [Arithmetic(shares, {}) for shares in readings])
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")
@@ -493,11 +493,11 @@ class _Side:
         goal = tuple(self.golden[stat][partner] for stat in STATS) if partner is not None else None
 
         def parts_of(group: Sequence[Piece]) -> str:
-            found = parts_by_sketches(self.whole, row, self.other, -1 if partner is None else partner, group)
-            return found or (sum_and_bias(self.whole, row, goal, group) if goal is not None else "")
+            found = sums.parts_by_sketches(self.whole, row, self.other, -1 if partner is None else partner, group)
+            return found or (sums.sum_and_bias(self.whole, row, goal, group) if goal is not None else "")
 
-        said, odd = odd_copies(groups, goal, self.members, parts_of)
-        said = other_parts(self.whole, groups[0], said) if NOTHING in said and self.reduced else said
+        said, odd = sums.odd_copies(groups, goal, self.members, parts_of)
+        said = sums.other_parts(self.whole, groups[0], said) if NOTHING in said and self.reduced else said
         if said and partner is not None and len(self.whole.findings) < 1000:
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {said}")
         return odd
@@ -595,6 +595,6 @@ class _Side:
 
     def _tell(self) -> None:
         whole = self.whole
-        whole.assumed += [f"{count:,} value{'s' * (count > 1)} {way}" for way, count in sorted(self.ways.items())]
+        whole.assumed += [f"{self.ways[way]:,} value{'s' * (self.ways[way] > 1)} {way}" for way in sorted(+self.ways)]
         more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
         whole.assumed += [f"not put together: {self.unfit[0]}{more}"] if self.unfit else []

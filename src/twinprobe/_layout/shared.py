@@ -26,7 +26,7 @@ from twinprobe._layout.pieces import (
     same,
     signature,
 )
-from twinprobe._layout.ranks import COLLECTIVE, token_shape
+from twinprobe._layout.ranks import COLLECTIVE
 from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.sketched.blocks import CLOSE, sketch_of, sketches_of
 from twinprobe._layout.whole import Whole
@@ -37,7 +37,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TEN
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
-_PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
 _PLACES = re.compile(r"\.(nonzero|argwhere)\.\d+\.forward$")
 _READ = re.compile(r"\.(embedding|cross_entropy|nll_loss)\.\d+\.forward$")
 _NUMBERED = re.compile(r"(Embedding|Loss|Entropy)$")  # classes that read whole numbers as what they are
@@ -316,8 +315,16 @@ def handed_on_as_sums(
     whole: Whole, op: str, shape: Shape | None, outputs: Mapping[str, int], taken: Collection[Any]
 ) -> bool:
     """Whether a module around a call hands on copies, or as many parts of the value's size as there are ranks (sequence
-    parallel), before another call takes what differs between ranks."""
+    parallel), before another call takes what differs between ranks. In the model's own code, which no recorded module
+    is around, the module that is called next takes copies instead."""
     around = whole.parents.get(op) or ""
+    if around not in outputs:
+        ops, inputs = whole.pieces["op"], whole.table["role"] == INPUT
+        later = whole.ops[whole.ops.index(op) + 1 :]
+        after = next((one for one in later if (whole.parents.get(one) or "") == around and is_module(one)), "")
+        rows = np.flatnonzero(((ops == after) & inputs & (whole.table["kind"] == TENSOR)).to_numpy()).tolist()
+        lines = [line for row in rows for line in along(whole.pieces_of(row), AXES.index("tp"))]
+        return bool(lines) and f".{FORWARD}" in after and all(map(same, lines))
     while around in outputs:
         lines = along(whole.pieces_of(outputs[around]), AXES.index("tp"))
         scattered = shape and all(sum(prod(one.shape or ()) for one in line) == prod(shape) for line in lines)
@@ -471,56 +478,6 @@ def _shared_heads(whole: Whole) -> dict[tuple[str, Shape | None], int]:
 def _without_direction(name: str) -> str:
     op = parse_op(name)
     return f"{op.body}.{op.cls}" if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.call}"
-
-
-def shares_of(whole: Whole) -> dict[str, list[float]]:
-    """The share that each place of a batch axis has in the whole batch: by words where they differ, else equal."""
-    layout, shares = whole.layout, {}
-    for axis in ("dp", "ep", "cp"):
-        size = layout.size(axis)
-        if size > 1:
-            counts = [0.0] * size
-            for rank, dump in whole.ranks.items():
-                tokens = token_shape(dump.run)
-                counts[getattr(layout.place(rank), axis)] += prod(tokens) if tokens else 0
-            total = sum(counts)
-            shares[axis] = [count / total for count in counts] if all(counts) else [1 / size] * size
-    if whole.micro > 1:
-        shares["micro"] = [1 / whole.micro] * whole.micro
-    return shares
-
-
-def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
-    """Whether the loss was divided before backward began, so that gradients carry their shares already.
-
-    The gradient of the loss tells, or the loss: where each rank divides its sum by the words of all ranks, golden's is
-    their sum. At L0, where none is recorded, the first gradient that a module is given does: the norm of all its parts
-    is golden's, not as many times larger as there are parts.
-    """
-    roles, shapes, ops = whole.table["role"].to_list(), whole.table["shape"].to_list(), whole.pieces["op"].to_list()
-    given = [row for row in range(whole.table.height)
-             if roles[row] == INPUT and f".{BACKWARD}" in ops[row] and row in partners]  # fmt: skip
-    scalars = [row for row in given if shapes[row] == "[]"]
-    if scalars:
-        goal = golden["max"][partners[scalars[0]]]
-        values = [piece.stats[0] for piece in whole.pieces_of(scalars[0]) if not any(piece.place[4:])]
-        if goal is None or None in values:
-            return False
-        total = sum(value for value in values if value is not None)
-        if len(values) < 2 or (abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal):
-            return len(values) > 1
-        made = (ops[scalars[0]].replace(f".{BACKWARD}", f".{FORWARD}"), OUTPUT)
-        row = next((row for row, of in enumerate(zip(ops, roles, strict=True)) if of == made and row in partners), -1)
-        losses = [piece.stats[0] for piece in whole.pieces_of(row) if not any(piece.place[4:])] if row >= 0 else [None]
-        goal = golden["max"][partners[row]] if row >= 0 else None
-        return bool(goal and None not in losses and abs(sum(map(float, losses)) / goal - 1) < _PLAIN)  # type: ignore[arg-type]
-    if not given or whole.layout.tp > 1:
-        return False
-    pieces, goal = whole.pieces_of(given[0]), golden["norm"][partners[given[0]]]
-    norms = [piece.stats[3] for piece in pieces]
-    if len(pieces) < 2 or not goal or None in norms or shapes[given[0]] == str(list(pieces[0].shape or ())):
-        return False
-    return bool(abs(sum(norm * norm for norm in norms if norm is not None) ** 0.5 / goal - 1) < _PLAIN)
 
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.

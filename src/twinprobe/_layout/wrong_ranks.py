@@ -8,8 +8,9 @@ a piece that holds more than the whole may hold.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from math import inf, nan, prod
+from collections.abc import Collection, Sequence
+from itertools import combinations
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from twinprobe._layout.sketched.blocks import (
 from twinprobe._layout.whole import Whole
 from twinprobe._measure.elements import numbers
 from twinprobe._measure.sketch import block_length
-from twinprobe._runs.names import BACKWARD, is_module, parse_op
+from twinprobe._runs.names import BACKWARD, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.sketches import BLOCKS, SHARD
 from twinprobe._runs.table import PARAMETER, STATS
@@ -54,9 +55,6 @@ from twinprobe._runs.whole_files import inside
 from twinprobe.errors import TwinProbeError
 
 NEARER = 0.1  # a piece is right where it has less than this of the worst one's distance
-# Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
-_SAME_MEAN, _APART = 1e-6, 1e-4
-_BIASED = 1e-3  # of the largest element: a bias that shows
 _LAST_DIGITS = 1e-6  # of sums of the same numbers
 _SAME_BLOCK = 1e-5  # squared norms of the same elements, in float32
 FEWEST_BLOCKS = 4  # in which a multiple of the same size is no accident
@@ -93,6 +91,13 @@ def whose(
         wrong = _by_elements(whole, row, other, files)  # type: ignore[arg-type]
     else:
         wrong = _by_blocks(whole, row, other, partner)
+        twins = (
+            _twin_shards(whole, row, dims(other.table["shape"][partner]))
+            if whole.table["role"][row] == PARAMETER and not wrong
+            else []
+        )
+        if twins:
+            return f"ranks {numbers_of(twins)} hold the same shard"
         if not wrong and not inherited:
             way, arithmetic = whole.ways.get(row), whole.arithmetic.get(row, PLAIN)
             counted = [piece._replace(stats=scaled(piece.stats, arithmetic.weight(piece, way)) if way else piece.stats)
@@ -120,6 +125,21 @@ def owners_of(whole: Whole, row: int, wrong: Collection[int], agree: str = "agre
     if len(ranks) == len({piece.rank for piece in pieces}):
         return f"{batches} differs, the others {agree}" if batches else ""
     return shards_of(ranks) + (f", in {batches}" if batches else "")
+
+
+def _twin_shards(whole: Whole, row: int, goal: tuple[int, ...] | None) -> list[int]:
+    """Ranks that hold the same numbers of a parameter, though each should have another part of it: one has loaded the
+    other's. Which one, columns do not tell."""
+    pieces, cut = whole.pieces_of(row), [axis for axis, dim in enumerate(whole.ways.get(row, ())) if dim >= 0]
+    parts = {tuple(piece.place[axis] for axis in cut): prod(piece.shape or ()) for piece in pieces}
+    if sum(parts.values()) != prod(goal or ()):  # ranks share some (heads of keys and values)
+        return []
+    for one, other in combinations(pieces, 2):
+        high, low, _, norm = one.stats
+        varied = None not in (high, low) and high != low and norm
+        if varied and same([one, other]) and any(one.place[axis] != other.place[axis] for axis in cut):
+            return sorted({one.rank, other.rank})
+    return []
 
 
 def with_copies(whole: Whole, row: int, wrong: Collection[int]) -> set[int]:
@@ -152,111 +172,6 @@ def only_on(whole: Whole, op: str) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {numbers_of(ranks)}{stage}"
 
 
-def odd_copies(
-    groups: Sequence[Sequence[Piece]],
-    goal: Sequence[float | None] | None,
-    members: Mapping[int, Sequence[int]],
-    parts_of: Callable[[Sequence[Piece]], str],
-) -> tuple[str, Piece]:
-    """Which copies differ, in words: from the other side's value, or from most others; and the first group's worst.
-
-    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy. ``parts_of``
-    asks sketches whether the other side's value is the sum or the mean of copies.
-    """
-    group = groups[0]
-
-    def distance(piece: Piece) -> float:
-        if goal is not None:
-            pairs = [(one, other) for one, other in zip(piece.stats, goal, strict=True) if None not in (one, other)]
-            return max((abs(one - other) for one, other in pairs), default=0.0)  # type: ignore[operator]
-        return -sum(same([piece, one]) for own in groups if piece in own for one in own)
-
-    best, odd = min(group, key=distance), max(group, key=distance)
-    scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
-    if goal is not None and distance(best) > 1e-5 * scale:
-        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
-        if parts:
-            adds = "adds them up" if parts == "sum" else "averages them"
-            return f"golden's is the {parts} of what ranks {ranks} hold, {NOTHING} {adds}", odd
-        if distance(best) > NEARER * distance(odd):  # else it is off by noise
-            return f"the copies of ranks {ranks} differ{NOT_GOLDENS}", odd
-    wrong: set[int] = set()
-    for own in groups:
-        good = min(own, key=distance)
-        wrong |= {rank for one in own if not same([one, good]) for rank in members.get(one.rank, [one.rank])}
-    return (f"rank {numbers_of(sorted(wrong))}'s {NO_REPLICA}" if wrong else ""), odd
-
-
-def other_parts(whole: Whole, group: Sequence[Piece], said: str) -> str:
-    """What is said of parts that nothing adds up; of parts that some ranks gave to a recorded sum as they are, that
-    others gave another one."""
-    wrong = []
-    for piece in group:
-        table = whole.ranks[piece.rank].run.table
-        taken = table.filter(table["name"].str.contains(REDUCTION + r".*\.input\.") & (table["norm"] == piece.stats[3]))
-        wrong += [piece.rank] if piece.stats not in taken.select(*STATS).rows() else []
-    return f"rank {numbers_of(wrong)} adds another value to the sum" if len(wrong) < len(group) else said
-
-
-def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
-    """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
-    high, low, mean, _ = goal
-    means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
-    if high is None or low is None or mean is None or len(means) < len(group):
-        return ""
-    scale = max(abs(high), abs(low))
-    if any(abs(own - mean) <= _APART * scale for own in means):
-        return ""
-    found = {"sum": sum(means), "mean": sum(means) / len(means)}
-    return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
-
-
-def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Sequence[Piece]) -> str:
-    """Whether a value is the sum of what the ranks hold, to which each of them has added the bias of its module."""
-    bias = bias_of(whole, whole.pieces["op"][row])
-    return "" if bias is None else _parts_of(goal, [
-        piece._replace(stats=(*piece.stats[:2], (piece.stats[2] or nan) - bias * (1 - 1 / len(group)), piece.stats[3]))
-        for piece in group
-    ]).replace("mean", "")  # fmt: skip
-
-
-def bias_too_often(whole: Whole, op: str, mean: float | None, goal: float | None, scale: float) -> list[str]:
-    """Whether a mean is off by the bias of a module, as often as ranks could have added it before a sum, in words."""
-    bias, tp = bias_of(whole, op), whole.layout.tp
-    if tp == 1 or bias is None or mean is None or goal is None or abs(bias) < _BIASED * scale:
-        return []
-    if abs(mean - goal - (tp - 1) * bias) > _SAME_MEAN * scale:
-        return []
-    return [f"it is off by {tp - 1} times the bias: each of {tp} ranks adds it before the sum"]
-
-
-def bias_of(whole: Whole, op: str) -> float | None:
-    """The mean of the bias of a module, which is called or makes a call, if all ranks have the same one."""
-    module = op if is_module(op) else whole.parents.get(op) or ""
-    rows = np.flatnonzero((whole.table["name"] == f"{module}.parameters.bias").to_numpy()).tolist()
-    pieces = whole.pieces_of(rows[0]) if rows else []
-    return pieces[0].stats[2] if pieces and same(pieces) else None
-
-
-def parts_by_sketches(whole: Whole, row: int, other: Run, partner: int, group: Sequence[Piece]) -> str:
-    """Whether a value is the sum or the mean of what the ranks hold: sketches add up as the elements do."""
-    if isinstance(other, Whole) or whole.micro > 1:
-        return ""
-    goal = sketch_of(other, other.table["name"][partner])
-    names = {piece.rank: name for piece, name in zip(whole.pieces_of(row), whole.names_of(row), strict=True)}
-    own = [sketch_of(whole.ranks[piece.rank].run, names[piece.rank]) for piece in group]
-    if goal is None or any(one is None or one["count"] != goal["whole"] for one in (goal, *own)):
-        return ""
-    close = max(CLOSE, epsilon(other.table["dtype"][partner])) * float(np.linalg.norm(goal["sums"]))
-    nearest = min(float(np.linalg.norm(one["sums"] - goal["sums"])) for one in own)
-    if nearest <= close:
-        return ""
-    total = np.sum([one["sums"] for one in own], axis=0, dtype=np.float64)
-    found = {"sum": total, "mean": total / len(own)}
-    close = max(close, NEARER * nearest)  # what 16 bits leave of a sum is noisier than one rounding
-    return next((word for word, value in found.items() if np.linalg.norm(value - goal["sums"]) <= close), "")
-
-
 def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     """The ranks whose parts of a value hold something else, although the statistics of all together may agree.
 
@@ -268,14 +183,14 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     # Numbers that moved within a rank are not dealt in another order: the rank has what golden has there.
     moved = {at for at in wrong if far(*np.sum([(one.own[at], one.golden) for one in sets if {*one.own} == {at}], 0))
              <= close}  # fmt: skip
-    if len(wrong) > 1 and not moved and _same_together(whole, row, other, partner):
+    if len(wrong) > 1 and not moved and same_together(whole, row, other, partner):
         return []
     if wrong == {at for one in sets if len(one.own) == 1 for at in one.own} != set().union(*(one.own for one in sets)):
         return []  # of the others nothing is known
     return sorted({pieces[at].rank for at in with_copies(whole, row, wrong)})
 
 
-def _same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
+def same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:
     """Whether the pieces have the sum and the norm of the other side's value."""
     goal = sketch_of(other, other.table["name"][partner])
     own = sketches_of(whole, row)
@@ -292,7 +207,7 @@ def misplaced(whole: Whole, row: int, other: Run, partner: int) -> str:
     Block by block, their norms are those of golden's rows, but of those of another rank, or of the other half of a
     fused parameter. Only what is found elsewhere is told: a parameter may be fused in ways that nobody knows.
     """
-    known = _shards_and_goal(whole, row, other, partner)
+    known = _shards_and_goal(whole, row, other, partner) or _gathered_shards(whole, row, other, partner)
     if known is None:
         return ""
     ranks, shards, golden = known
@@ -360,6 +275,18 @@ def _shards_and_goal(whole: Whole, row: int, other: Run, partner: int) -> tuple[
     parts = [part.reshape(tp, -1)[at] if one["flags"] & SHARD else part.reshape(-1, tp).sum(axis=1)
              for at, (one, part) in enumerate(zip(shards, squares, strict=True))]  # fmt: skip
     return [pieces[at].rank for at in held], parts, golden
+
+
+def _gathered_shards(whole: Whole, row: int, other: Run, partner: int) -> tuple[list[int], list[Any], Any] | None:
+    """The same of a parameter that ranks gathered from each other: their shards are stretches of it."""
+    pieces, goal = whole.pieces_of(row), sketch_of(other, other.table["name"][partner])
+    group, one = _shard_group(whole.ranks[pieces[0].rank], _parameter_path(whole, row)), sketches_of(whole, row)[0]
+    if len(group) < len(pieces) or isinstance(other, Whole) or one is None or goal is None:
+        return None
+    if one["whole"] != goal["whole"] or BLOCKS * block_length(int(goal["count"])) != goal["count"]:
+        return None
+    golden, squares = (sketch["block_norm"].astype(np.float64) ** 2 for sketch in (goal, one))
+    return None if BLOCKS % (2 * len(group)) else (list(group), np.split(squares, len(group)), golden)
 
 
 def _places(part: NDArray[np.float64], golden: NDArray[np.float64]) -> int:
@@ -435,8 +362,7 @@ def _gathered_from(whole: Whole, row: int, other: Run, partner: int) -> list[int
     close = max(CLOSE, epsilon(other.table["dtype"][partner]))
     of_rank = dict(zip((piece.rank for piece in whole.pieces_of(row)), whole.names_of(row), strict=True))
     length, wrong = block_length(prod(shape)), set()
-    call = parse_op(whole.pieces["op"][row])
-    path = f"{bare_path(call.body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    path = _parameter_path(whole, row)
     for group in dict.fromkeys(_shard_group(whole.ranks[rank], path) for rank in of_rank):
         own = sketch_of(whole.ranks[group[0]].run, of_rank[group[0]]) if group and group[0] in of_rank else None
         if own is None or own["whole"] != goal["whole"]:
@@ -496,7 +422,7 @@ def _by_summands(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 def _holders(whole: Whole, row: int, other: Run, partner: int, wrong: set[int]) -> set[int]:
     """Of pieces that ranks gathered, those whose ranks hold the rows that differ."""
     pieces, shape = whole.pieces_of(row), dims(other.table["shape"][partner])
-    path = f"{bare_path(parse_op(whole.pieces['op'][row]).body)}.{whole.table['name'][row].rpartition('.')[2]}"
+    path = _parameter_path(whole, row)
     placements = {at: whole.ranks[pieces[at].rank].sharded.get(path) for at in wrong}
     if not shape or any(one is None or pieces[at].rank not in one.mesh or one.whole != shape
                         for at, one in placements.items()):  # fmt: skip
@@ -511,6 +437,10 @@ def _holders(whole: Whole, row: int, other: Run, partner: int, wrong: set[int]) 
         guilty |= inside
         shared += [{at for at in wrong if own & rows[at]}] if not inside else []
     return guilty if guilty and all(one & guilty for one in shared) else wrong
+
+
+def _parameter_path(whole: Whole, row: int) -> str:
+    return f"{bare_path(parse_op(whole.pieces['op'][row]).body)}.{whole.table['name'][row].rpartition('.')[2]}"
 
 
 def _shard_group(dump: RankDump, path: str) -> tuple[int, ...]:

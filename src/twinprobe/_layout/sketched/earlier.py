@@ -26,6 +26,8 @@ from twinprobe._layout.wrong_ranks import (
     only_on,
     other_data,
     owners_of,
+    same_together,
+    shards_of,
     strange_shards,
     with_copies,
 )
@@ -40,6 +42,7 @@ ON_RANKS = "differs on rank"
 _MOST_WORDS = 64  # values that ranks were given
 _LAST_VALUES, _MOST_VALUES = 24, 2000  # of which ranks are asked: those at the end, and all
 _MOST_BLOCKS = 0.25  # of a piece's blocks may be nearer, if it is far off as a whole
+_SAME = 1e-6  # relative: norms of the same numbers
 _EPSILONS = 2  # by which copies in 16 bits differ where they are no copies
 ODD = (NO_REPLICA, "adds them up", "shard differs")
 _VALUE = r"\.(input|output|parameters)\."
@@ -81,7 +84,9 @@ def _other_data(first: Divergence, whole: Whole, golden: Run, pairs: pl.DataFram
         data = "int" in pairs["t_dtype"][order]
         if ranks and (data or len(ranks) < len(whole.ranks)):
             argument, words = name.removeprefix(f"{op}."), "comes from outside" if data else "has golden's statistics,"
-            said = f"{argument}: it {words} and {ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            which = f"{ON_RANKS}{'s' * (len(ranks) > 1)} {numbers_of(ranks)}"
+            # Which ranks are wrong is not known if samples may be dealt in another order.
+            said = f"{argument}: it {words} and {which if len(ranks) < len(whole.ranks) else 'differs'}"
             around = op if parse_op(op).is_module else whole.parents.get(op)
             return moved(first, op, argument, other, order, parse_op(around).body if around else "", said)
     return None
@@ -158,6 +163,22 @@ def odd_ranks(
         least = times * epsilon(dtype)
         return any(None not in one and max(one) - min(one) > least * max(map(abs, one)) for one in (high, low, norm))
 
+    # Nothing was rounded yet in what the model is given or holds: where other ranks have golden's to the last bit, one
+    # has another batch or shard, whatever 16 bits leave of it.
+    given = next((one for one in values if ".input." in one[3] and FORWARD in one[3]), None)
+    for order, row, partner, name, other, dtype in values:
+        held = whole.step == 0 and whole.table["role"][row] == PARAMETER
+        if not whole.is_cut(row) or not (held or name == (given or [""] * 4)[3]):
+            continue
+        ranks = (
+            set()
+            if same_together(whole, row, golden, partner)
+            else farther(whole, row, golden, partner, epsilon(dtype))
+        )
+        exact = [one.gap <= _SAME for one in block_sets(whole, row, golden, partner)[0]
+                 if not {whole.pieces_of(row)[at].rank for at in one.own} & ranks] if ranks else []  # fmt: skip
+        if exact and all(exact):
+            return _odd(whole, (order, row, name, other), f"{shards_of(sorted(ranks))}, the others have golden's")
     # A parameter that is not copied may have no effect.
     sure = {name for name, words in said.items() if FORWARD in name and (words.endswith(ODD[-1]) or "put." in name)}
     certain = any(one[3] in sure and apart(one[1], one[-1], _EPSILONS) for one in values)
@@ -184,12 +205,17 @@ def odd_ranks(
             alone = only_on(whole, whole.pieces["op"][row]) if words else ""
             words += f"; made by {alone} alone" if alone else ""
         if words:
-            op, argument = whole.pieces["op"][row], whole.pieces["suffix"][row].removeprefix(".")
-            inside = whole.parents.get(op) if argument.startswith("input") or not parse_op(op).is_module else op
-            words = f"{argument}: {'the parameter differs; ' * argument.startswith('parameters')}{words}"
-            return Divergence(op, name, other, "", {}, {}, None, words, "injected", order,
-                              parse_op(inside).body if inside else "", argument, OUTSIDE)  # fmt: skip
+            return _odd(whole, (order, row, name, other), words)
     return None
+
+
+def _odd(whole: Whole, place: tuple[int, int, str, str], words: str) -> Divergence:
+    order, row, name, other = place
+    op, argument = whole.pieces["op"][row], whole.pieces["suffix"][row].removeprefix(".")
+    inside = whole.parents.get(op) if argument.startswith("input") or not parse_op(op).is_module else op
+    words = f"{argument}: {'the parameter differs; ' * argument.startswith('parameters')}{words}"
+    return Divergence(op, name, other, "", {}, {}, None, words, "injected", order,
+                      parse_op(inside).body if inside else "", argument, OUTSIDE)  # fmt: skip
 
 
 def cut_through(first: Divergence, target: Run, golden: Run, pairs: pl.DataFrame) -> str:
