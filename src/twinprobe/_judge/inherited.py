@@ -193,8 +193,8 @@ def came_in(flow: Flow, values: Values, between: Floats) -> Floats:
 def of_parts(flow: Flow, values: Values, allowed: Floats, rounding: Floats) -> Floats:
     """What is allowed to outputs of calls that hold others: these pass on what their parts made.
 
-    Where golden's call hands on the result of a part as it is, nothing is computed any more, and nothing but that part
-    explains it, whatever else went into the call. ``rounding``: one, as a distance.
+    Where golden's call hands on the result of a part as it is, nothing is computed any more: it may be as far off as
+    that part is or may be, whatever else went into the call. ``rounding``: one, as a distance.
     """
     count = len(flow.ops)
     error = np.nan_to_num(values.error, nan=0.0, posinf=WILD)
@@ -212,7 +212,8 @@ def of_parts(flow: Flow, values: Values, allowed: Floats, rounding: Floats) -> F
     handed_on = (flow.marks[1][part] == flow.marks[1][whole]) & (flow.of_row[part] < flow.of_row[whole])
     handed_on &= flow.of_row[part] >= flow.start[flow.of_row[whole]]
     part, whole = part[handed_on], whole[handed_on]
-    explained[whole] = np.fmin(explained[whole], np.hypot(values.distance[part], rounding[whole]))
+    off = np.fmax(values.distance[part], explained[part])
+    explained[whole] = np.fmin(explained[whole], np.hypot(off, rounding[whole]))
     return explained
 
 
