@@ -12,6 +12,7 @@ import torch
 
 from twinprobe._record.calls import words
 from twinprobe._record.entries import without_values
+from twinprobe._record.torch.hooks import is_compiling
 from twinprobe._record.torch.tensors import silence
 from twinprobe._record.torch.values import UNSEEN
 
@@ -96,7 +97,7 @@ class Collectives:
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
-            compiled = torch.compiler.is_compiling() or recorder.mode.aside > 0  # asked first: what follows is compiled
+            compiled = is_compiling() or recorder.mode.aside > 0  # asked first: what follows is compiled
             if compiled or not recorder.active or recorder.muted or self.inside:
                 return original(*args, **kwargs)
             return self.record(name, original, args, kwargs, sys._getframe(1), kwargs)
@@ -193,7 +194,7 @@ class ReducedGradients:
         @functools.wraps(original)
         def reduce(*args: Any, **kwargs: Any) -> Any:
             # What is compiled stays as it is. Gradients are reduced while backward runs.
-            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            if not is_compiling() and torch._C._current_graph_task_id() != -1:
                 tensor = args[0] if args else next(iter(kwargs.values()), None)
                 if isinstance(tensor, torch.Tensor) and tensor.dtype in _NARROW:
                     self.types.add(str(tensor.dtype))

@@ -22,6 +22,10 @@ _TORCH = Path(torch.__file__).parent
 _COMPILED_CODE = tuple(str(_TORCH.joinpath(*path)) for path in (("_functorch", "_aot_autograd"), ("_inductor",)))
 
 
+# Whether PyTorch is compiling the code that asks. torch.compiler has it since 2.3.
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", torch._utils.is_compiling)
+
+
 def watched_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, bool]]:
     """The submodules to watch: path, module, and whether it is the boundary of a compiled region.
 

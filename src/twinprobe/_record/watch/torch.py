@@ -15,7 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.recorder import held_by
-from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
+from twinprobe._record.torch.hooks import (
+    CompiledBoundary,
+    has_fast_path,
+    is_compiling,
+    keep_hooks_out_of_copies,
+    watched_modules,
+)
 from twinprobe._record.torch.optimizer import Cycle, settings_in
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import process_rank, rounding_settings
@@ -33,8 +39,6 @@ from twinprobe._runs.watch import DIGEST
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
-# torch.compiler has it since 2.3.
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", torch._utils.is_compiling)
 _PLAIN = (bool, int, float)
 _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -154,7 +158,7 @@ class TorchWatcher(Watcher):
                 _set_grad_enabled(True)
 
     def enter(self, model: Any, trains: bool, args: Any, kwargs: Any) -> None:
-        if _is_compiling():
+        if is_compiling():
             self._depth += 1
         else:
             super().enter(model, trains, args, kwargs)
