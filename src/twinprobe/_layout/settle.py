@@ -514,7 +514,8 @@ class _Side:
         if -1 in rows or len(lines) > 1 or arithmetic.shares:
             return unknown
         result = self.whole.pieces_of(rows[0])
-        if same(result) and prod(result[0].shape or ()) == prod(found.shape):
+        known = not any(one is None or isnan(one) for one in result[0].stats)  # it may have come after the call
+        if known and same(result) and prod(result[0].shape or ()) == prod(found.shape):
             return Known(found.shape, result[0].stats, EXACT, None if extreme else found.recipe)
         return unknown
 
@@ -587,10 +588,8 @@ class _Side:
         columns = []
         for name, values in self.changes.items():
             column = self.whole.table[name]
-            whole = column.to_list()
-            for row, value in values.items():
-                whole[row] = value
-            columns.append(pl.Series(name, whole, dtype=column.dtype))
+            whole = dict(enumerate(column.to_list())) | values
+            columns.append(pl.Series(name, list(whole.values()), dtype=column.dtype))
         self.whole.table = self.whole.table.with_columns(columns)
 
     def _tell(self) -> None:
