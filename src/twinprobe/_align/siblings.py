@@ -262,8 +262,9 @@ class Siblings:
             return 0
         ops = self.one.tree.op[one], self.other.tree.op[other]
         agree = [self._agree(one, other, role) for role in (INPUT, OUTPUT)]
-        if agree == [False, False] and len(self.one.shapes(one, INPUT)) != len(self.other.shapes(other, INPUT)):
-            return 0  # a square of a gradient, and a moment times a number: a name alone makes no pair
+        counts = len(self.one.shapes(one, INPUT)), len(self.other.shapes(other, INPUT))
+        if agree == [False, False] and counts[0] != counts[1] and not self.one.tree.is_module[one]:
+            return 0  # a square of a gradient, and a moment times a number: a function's name alone makes no pair
         score = _SAME_KEY + _SAME_DTYPES * (mine[1] == theirs[1]) + _SAME_WAY_BACK * (mine[2] == theirs[2])
         if NONE not in ops:
             score += _SAME_NAME * (self.one.side.callee_of[ops[0]].name == self.other.side.callee_of[ops[1]].name)

@@ -16,7 +16,7 @@ from twinprobe._align.calls import IN_OUT, Shape, dims
 from twinprobe._align.links import MEANING, MERGED, Groups, Pairs
 from twinprobe._align.turns import REORDERED, VIEW, Axes, Candidate, find_turns
 from twinprobe._measure.elements import ANY_ORDER
-from twinprobe._runs.names import MATMUL_FACTOR, NAMED_MOMENTUM
+from twinprobe._runs.names import MATMUL_FACTOR, NAMED_MOMENTUM, OF_ATTENTION
 from twinprobe._runs.run import WHOLE, Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR
 
@@ -234,7 +234,6 @@ def _candidates(frame: pl.DataFrame) -> list[Candidate]:
     return found
 
 
-_ATTENTION = r"\.(scaled_dot_product_attention|flash_attention)\.\d+\.(forward|backward)\.(in|out)put\.\w+$"
 _SWAPPED: Axes = (0, 2, 1, 3)
 
 
@@ -243,7 +242,7 @@ def _heads_first(frame: pl.DataFrame) -> dict[int, list[Axes]]:
     size]. Where there are as many heads as words, no shape shows it."""
     chosen = (frame["t_kind"] == TENSOR) & (frame["g_kind"] == TENSOR)
     for side in "tg":
-        chosen &= frame[f"{side}_name"].str.contains(_ATTENTION)
+        chosen &= frame[f"{side}_name"].str.contains(OF_ATTENTION)
     found: dict[int, list[Axes]] = {}
     for place in chosen.fill_null(value=False).arg_true().to_list():
         target, golden = dims(frame["t_shape"][place]) or (), dims(frame["g_shape"][place]) or ()

@@ -52,9 +52,9 @@ _SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one nu
 _FAR = 10  # times that: no rounding
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
-BEFORE, _SAME = "parameters.before", 1e-5  # relative: norms of the same numbers, added up in another order
+BEFORE, SAME_NORM = "parameters.before", 1e-5  # relative: norms of the same numbers, added up in another order
 _ZERO = 16 * 2.0**-23  # of the norm of all gradients
-_GIVEN, _TWO, _SHOWN = ".input.0", 2, 8
+_GIVEN, _SHOWN = ".input.0", 8
 
 
 def one_multiple(comparison: Comparison) -> list[str]:
@@ -166,7 +166,7 @@ def unlike_multiples(comparison: Comparison) -> list[str]:
     """Whether the gradients of each rank are one multiple of golden's, another one on each rank, in words: so they are
     where each rank clips by the norm of what it holds."""
     whole, golden, pairs = comparison.target, comparison.golden, comparison.evidence.pairs
-    if not isinstance(whole, Whole) or isinstance(golden, Whole) or len(whole.ranks) < _TWO:
+    if not isinstance(whole, Whole) or isinstance(golden, Whole) or len(whole.ranks) < 2:
         return []
     rows = pairs.filter(pairs["t_name"].str.contains(GIVEN_GRADIENT) & pairs["g_row"].is_not_null())
     rows = rows.filter(~rows["t_name"].str.starts_with(TOTAL_NORM))
@@ -293,7 +293,7 @@ def held_otherwise(updates: Comparison) -> dict[str, str]:
     """The parameters that optimizers read with other numbers than golden's, and the rows that they stand in."""
     import polars as pl
 
-    gaps = ((pl.col(f"t_{stat}") - pl.col(f"g_{stat}")).abs() > _SAME * pl.col("g_norm") for stat in STATS)
+    gaps = ((pl.col(f"t_{stat}") - pl.col(f"g_{stat}")).abs() > SAME_NORM * pl.col("g_norm") for stat in STATS)
     other = pl.any_horizontal(*gaps)
     names = updates.evidence.pairs.filter(pl.col("t_name").str.ends_with(f".{BEFORE}") & other)["t_name"].to_list()
     return {bare_path(updated_parameter(name.removesuffix(f".{BEFORE}"))): name for name in names}

@@ -35,6 +35,7 @@ from twinprobe._runs.names import (
     GRADIENTS,
     STEP_SETTING,
     TOTAL_NORM,
+    UNDECAYED,
     optimizer_class,
     parse_op,
     updated_parameter,
@@ -312,7 +313,6 @@ def _factor(update: Divergence) -> float | None:
     return ratios[-1] if alike else None
 
 
-_UNDECAYED = r"\.(gamma|beta)\."
 _NO_DECAY = "MindSpore's optimizers leave out what is called gamma or beta, unless groups of parameters say otherwise"
 
 
@@ -324,7 +324,7 @@ def by_framework(first: Divergence, target: Run, golden: Run) -> Divergence:
         (target.framework, first.row, r"weight_decay: 0 against "),
         (golden.framework, first.golden_row, r"weight_decay: \S+ against 0(?![.\d])"),
     ):
-        if framework == MINDSPORE and re.search(_UNDECAYED, row) and re.search(words, first.sentence):
+        if framework == MINDSPORE and re.search(UNDECAYED, row) and re.search(words, first.sentence):
             why = _NO_DECAY
     return replace(first, sentence=f"{unsized(first)}: {why}{size_words(first)}") if why else first
 

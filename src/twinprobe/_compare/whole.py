@@ -19,6 +19,7 @@ from twinprobe._align.matcher import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, not_compared
 from twinprobe._compare.rank_gradients import (
     BEFORE,
+    SAME_NORM,
     before_the_gradients,
     behind_the_scale,
     held_otherwise,
@@ -82,7 +83,6 @@ _OTHER_SHARE = 1.5  # of the parameters: two ranks that share them have half of 
 _MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _MOST = 0.5  # of the gradients of a step
 _FEW_ALIKE = 3  # findings that are listed one by one
-_SAME = 1e-5  # relative: norms of the same numbers, added up in another order
 _NAMES_RANKS = re.compile(r"\branks? \d")
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
@@ -243,7 +243,7 @@ def _held_by(comparison: Comparison, job: Job, options: Options) -> Comparison:
     norms = dict(updates.evidence.pairs.filter(pl.col("t_name").is_not_null()).select("t_name", "t_norm").iter_rows())
     for path, name in held_otherwise(updates).items():
         inside = path.rpartition(".")[0] == bare_path(first.module or "") and None not in (norm, norms[name])
-        said = of_ranks(updates.summary.notes, name) if inside and isclose(norm, norms[name], rel_tol=_SAME) else ""
+        said = of_ranks(updates.summary.notes, name) if inside and isclose(norm, norms[name], rel_tol=SAME_NORM) else ""
         if said:
             first = replace(first, sentence=f"{first.sentence}; {said}")
             return replace(comparison, summary=replace(comparison.summary, first=first))

@@ -51,6 +51,9 @@ MATMUL_FACTOR = r"(?i)\.(__matmul__|matmul|batchmatmul|bmm|mm)\.\d+\.(forward\.i
 # Calls that scale a number, and the one bias of queries, keys and values.
 SCALES = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)
+# What a built-in attention takes and gives, on the way there and back; and in MindSpore, what optimizers do not decay.
+OF_ATTENTION = r"\.(scaled_dot_product_attention|flash_attention)\.\d+\.(forward|backward)\.(in|out)put\.\w+$"
+UNDECAYED = r"\.(gamma|beta)\."
 # No recorder writes longer names.
 LONGEST_NAME = 1 << 16
 # No recorder counts further, and Python converts no endless row of digits.

@@ -13,7 +13,6 @@ from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._view.nodes import GraphView, Matches
 
 _MOST = 200_000
-_ALL = 1 << 40
 
 
 def add_pair(view: GraphView, target: str, golden: str, *, branch: bool) -> Callable[[Matches], None]:
