@@ -17,13 +17,12 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, ROUNDING, Deviation, product_types
-from twinprobe._judge.flow import IN_OPTIMIZER
 from twinprobe._judge.operations import EIGHT_BITS, HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.results import PARAMETER_GRADIENTS
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.summary import RunInfo, Summary
-from twinprobe._runs.names import LAYERS
+from twinprobe._runs.names import IN_OPTIMIZER, LAYERS
 from twinprobe._runs.run import (
     DIGESTS,
     OPTIMIZER_FILE,

@@ -22,7 +22,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import said_of, size_words, unsized
 from twinprobe._judge.deviation import DIFFERS
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE
+from twinprobe._judge.flow import NONE
 from twinprobe._judge.operations import other_formula
 from twinprobe._judge.results import PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTPUT_DIFFERS, OUTSIDE, PARAMETER_DIFFERS
@@ -33,6 +33,7 @@ from twinprobe._runs.names import (
     BACKWARD,
     FUSED_BIAS,
     GRADIENTS,
+    IN_OPTIMIZER,
     STEP_SETTING,
     TOTAL_NORM,
     UNDECAYED,

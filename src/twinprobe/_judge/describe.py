@@ -22,7 +22,7 @@ from twinprobe._judge.deviation import (
     sizes_of,
     sketches_of,
 )
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
+from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.kinds.by_calls import attention_words, other_modules
 from twinprobe._judge.kinds.by_settings import LATER, built_clause, clipping, kept_gradient, settings_of_layer
 from twinprobe._judge.kinds.by_statistics import api_name, statistic_kinds
@@ -44,7 +44,7 @@ from twinprobe._judge.search import (
 from twinprobe._judge.summary import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
-from twinprobe._runs.names import FORWARD, LAYERS, OPTIMIZER, RUNNING_MOMENTUM, TOTAL_NORM, parse_op
+from twinprobe._runs.names import FORWARD, IN_OPTIMIZER, LAYERS, OPTIMIZER, RUNNING_MOMENTUM, TOTAL_NORM, parse_op
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError

@@ -17,6 +17,7 @@ CONTAINERS = frozenset({"Module", "Cell"})
 # In optimizer.json: the name of a parameter follows, or the norm of all gradients of a step.
 OPTIMIZER = "Optimizer."
 TOTAL_NORM = f"{OPTIMIZER}total_norm."
+IN_OPTIMIZER = "optimizer"  # what stands around an optimizer's calls, in construct.json
 LISTS = "_foreach_"  # functions of PyTorch that do to each element of lists what their namesakes do to a tensor
 LAYERS = "layers"  # among the settings of a dump: what its layers were built with
 QUANTIZED = "quantized"  # of these, and torch's functions for them: products of integers of 8 bits
