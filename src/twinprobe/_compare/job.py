@@ -102,7 +102,7 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
             raise BadInput("does not exist", where=path)
     runs = all(_holds_run(path) for path in (request.target, request.golden))
     if request.layouts or ((request.target.is_dir() or request.golden.is_dir()) and not runs):
-        from twinprobe._compare.whole import plan_whole, puts_together
+        from twinprobe._compare.layouts.folders import plan_whole, puts_together
 
         if puts_together(request):
             return plan_whole(request)
@@ -207,7 +207,7 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     request = job.request
     options = Options(match, request.thresholds, progress, measure, _noise_run(job), request.isolate, job.before)
     if job.ranks is not None:
-        from twinprobe._compare.whole import compare_whole
+        from twinprobe._compare.layouts.whole import compare_whole
 
         with unchanged(*job.files):
             comparison = compare_whole(job, options)
