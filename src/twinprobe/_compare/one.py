@@ -16,7 +16,15 @@ from twinprobe._align.calls import MINDSPORE, dims, epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, ROUNDING, Deviation, product_types
+from twinprobe._judge.deviation import (
+    ADAPTIVE_RATE,
+    ONE_PROCESS,
+    PRODUCT_PRECISION,
+    ROUNDING,
+    Deviation,
+    bools,
+    product_types,
+)
 from twinprobe._judge.flow import IN_OPTIMIZER
 from twinprobe._judge.operations import EIGHT_BITS, HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.results import PARAMETER_GRADIENTS
@@ -357,7 +365,7 @@ def _with_updates(
         precision = max(epsilons(chain(*types)).values(), default=0.0)
         updates[0].settings[PRODUCT_PRECISION] = max(precision, target.settings[HIDDEN_PRECISION])
         # A gradient that an optimizer reads as the backward pass has made it was judged there, with its summands.
-        passed = (pairs["t_role"] == GRADIENT).fill_null(value=False).to_numpy() & (judged.state == ROUNDING)
+        passed = bools(pairs["t_role"] == GRADIENT) & (judged.state == ROUNDING)
         agreed = frozenset(_values(pairs.filter(passed))) if summary.first is None else frozenset()
         compared = compare_runs(*updates, Options(match, options.thresholds, agreed=agreed))
     except TwinProbeError as error:

@@ -17,7 +17,6 @@ from twinprobe._align.matcher import match_names
 from twinprobe._compare.layouts.findings import MOST_SUSPECTS, with_findings
 from twinprobe._compare.layouts.folders import LABELS, StepRanks
 from twinprobe._compare.layouts.gradients import (
-    BEFORE,
     SAME_NORM,
     behind_the_scale,
     held_otherwise,
@@ -53,7 +52,7 @@ from twinprobe._layout.sketched.earlier import ODD, odd_ranks
 from twinprobe._layout.sketched.updates import odd_updates
 from twinprobe._layout.whole import Whole, call_head, make_whole
 from twinprobe._layout.wrong_ranks import NO_REPLICA
-from twinprobe._runs.names import BACKWARD, GRADIENTS, READ_BY_OPTIMIZER, TOTAL_NORM, parse_op
+from twinprobe._runs.names import BACKWARD, BEFORE, GRADIENTS, READ_BY_OPTIMIZER, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, Run, open_run
 from twinprobe._runs.table import PARAMETER
 from twinprobe.errors import TwinProbeError
