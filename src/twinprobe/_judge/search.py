@@ -380,7 +380,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     elif not forward:
         reader = _reader_of_one_run(flow, row, owner)
         beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
-    elif another or (around != NONE and _arrived(flow, row, around)):
+    elif another or (around != NONE and flow.mark[row] in flow.mark[(flow.of_row == around) & (flow.role == INPUT)]):
         beginning = _innermost(flow, row, OUTSIDE)
     elif not facts.moved()[row] and (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
@@ -454,12 +454,6 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
         return Beginning(owner, row, MISSING, [int(last)])
     last = np.flatnonzero(made)[np.argmax(flow.of_row[made])]
     return Beginning(int(flow.of_row[last]), int(last), EXTRA, [row])
-
-
-def _arrived(flow: Flow, row: int, around: int) -> bool:
-    """Whether a value is an input of the call around."""
-    own = (flow.of_row == around) & (flow.role == INPUT)
-    return bool(np.isin(flow.mark[row], flow.mark[own]).any())
 
 
 def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:

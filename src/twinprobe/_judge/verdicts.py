@@ -36,13 +36,7 @@ from twinprobe._judge.rules import PASS, RULES, SEVERITIES, Thresholds
 from twinprobe._judge.search import CAUSES, Beginning, facts_of, find_beginnings, untrained
 from twinprobe._judge.summary import unread_rows
 from twinprobe._measure.statistics import NUMBER, StatDifference
-from twinprobe._runs.names import (
-    BACKWARD,
-    COLLECTIVE_PREFIXES,
-    COMMUNICATION,
-    TOTAL_NORM,
-    parse_op,
-)
+from twinprobe._runs.names import BACKWARD, COLLECTIVE_PREFIXES, COMMUNICATION, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
