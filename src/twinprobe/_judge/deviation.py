@@ -46,8 +46,9 @@ _LAST_DIGITS = 64 * 2.0**-23
 WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass

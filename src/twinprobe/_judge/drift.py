@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, bools
+from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, Bools, Floats, bools
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.inherited import Updates, Values, whole_steps
 from twinprobe._runs.names import CONTAINERS
@@ -17,8 +16,6 @@ from twinprobe._runs.table import PARAMETER
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 # How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
 _DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import bools
+from twinprobe._judge.deviation import Bools, Floats, Ints, bools
 from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, MOVED_VALUES, OPTIMIZER, SUMMED_ONTO, OpName
 from twinprobe._runs.run import Run
@@ -25,9 +25,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 NONE = -1
 IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
 

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import SILENT, WILD, bools
+from twinprobe._judge.deviation import SILENT, WILD, Bools, Floats, Ints, bools
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of, orders, softened
 from twinprobe._runs.names import (
@@ -41,9 +40,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STA
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 ROUNDING = 0.21  # of an epsilon: one rounding of every element, in relative norm
 THROUGH_DERIVATIVES = 3.0  # gradients pass through derivatives that no dump holds

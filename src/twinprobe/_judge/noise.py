@@ -12,10 +12,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import COARSE, WILD
+from twinprobe._judge.deviation import COARSE, WILD, Bools, Floats, Ints
 from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means
 from twinprobe._judge.flow import NONE, Flow, elements_apart
 from twinprobe._judge.inherited import (
@@ -58,9 +57,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 RESOLVED = 0.7e-7  # sums of sketches resolve no finer errors
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import DIFFERS, Deviation, bools, related_shapes
+from twinprobe._judge.deviation import DIFFERS, Bools, Deviation, Ints, bools, related_shapes
 from twinprobe._judge.flow import NONE, SPREAD, Flow
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, chooses, operation_of
@@ -30,9 +29,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 LOSS = "loss"  # the results that a summary begins with
 PARAMETER_GRADIENTS = "parameter gradients"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import DIFFERS, Rows, bools, related_shapes, shapes_differ
+from twinprobe._judge.deviation import DIFFERS, Bools, Ints, Rows, bools, related_shapes, shapes_differ
 from twinprobe._judge.drift import carried_state
 from twinprobe._judge.flow import NONE, Flow, ignored_rows
 from twinprobe._judge.inherited import NOTHING
@@ -34,9 +34,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 if TYPE_CHECKING:
     import polars as pl
 
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 # What a beginning is.
 Cause = Literal["output", "argument", "parameter", "outside", "between", "extra", "missing", "random", ""]

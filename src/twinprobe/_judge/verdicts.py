@@ -15,7 +15,9 @@ from twinprobe._judge.deviation import (
     ROUNDING,
     UNKNOWN,
     UNMATCHED,
+    Bools,
     Deviation,
+    Floats,
     Isolated,
     Rows,
     aligned,
@@ -75,8 +77,6 @@ def _describe(bits: int) -> tuple[str, str, str]:
     return verdict, json.dumps(messages), "; ".join(told)
 
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT: "input"}  # a row that differs
 _OTHER_LAYOUT = ("qkv", "gate_up")
 

@@ -15,10 +15,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe._align.calls import dims
-from twinprobe._judge.deviation import IDENTICAL, ROUNDING, Deviation, bools, turned
+from twinprobe._judge.deviation import IDENTICAL, ROUNDING, Bools, Deviation, bools, turned
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.tensor_files import Loader
 
-Bools = NDArray[np.bool_]
 Masks = dict[tuple[int, ...], Bools]  # by the shape [batch, length] of a mask: the tokens that it hides
 _AT_ONCE = 2  # sequences in a block of a mask's sketch: of more, too many masks would fit its sums by chance
 
