@@ -148,3 +148,41 @@ def test_golden_s_value_of_elsewhere_with_its_axes_in_another_order(tmp_path: Pa
     assert "it holds what golden has in Functional.silu.0.forward.input.0, with its axes in another order" in str(
         first.sentence
     )
+
+
+class _Scaled(torch.autograd.Function):
+    """A product whose way back is written by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Any, factor: Any) -> Any:
+        ctx.save_for_backward(factor)
+        return scores * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (factor,) = ctx.saved_tensors
+        return (factor * gradient.mul(-1)).mul(-1), None
+
+
+class _Gate(nn.Module):
+    def __init__(self, name: str, by_hand: bool) -> None:
+        super().__init__()
+        self.add_module(name, nn.Linear(8, 8))
+        self.layer, self.by_hand = name, by_hand
+
+    def forward(self, x: Any) -> Any:
+        y = getattr(self, self.layer)(x)
+        factor = torch.sigmoid(y.detach())
+        return _Scaled.apply(y, factor) if self.by_hand else y * factor
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_calls_on_a_way_back_that_is_written_by_hand_are_no_riddle(tmp_path: Path, turned: bool) -> None:
+    """They stand inside the backward pass of a module, and nothing comes after them in order."""
+    sides = [("gate", True), ("router", False)][:: -1 if turned else 1]
+    for folder, (name, by_hand) in zip(("target", "golden"), sides, strict=True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), _Gate(name, by_hand), nn.Linear(8, 8))
+        with twinprobe.record(model, tmp_path / folder, level="mix"):
+            model(torch.randn(4, 8)).square().mean().backward()
+    assert twinprobe.compare(tmp_path / "target", tmp_path / "golden").agrees

@@ -26,7 +26,7 @@ Matcher = Callable[[Run, Run], Pairs]
 Values = tuple[object, ...]
 
 RULE = "place: the parameter"
-_LISTED = re.compile(r"(\.(?:input|output)\.\d+)\.\d+")  # an element of a list
+_LISTED = re.compile(r"(\.(?:input\.[^.]+|output(?:\.0)?))\.\d+")  # an element of a list
 _NOTE = "the optimizers go through their parameters in another order: their calls were paired by parameter"
 
 
