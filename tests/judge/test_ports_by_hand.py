@@ -176,13 +176,18 @@ class _Gate(nn.Module):
         return _Scaled.apply(y, factor) if self.by_hand else y * factor
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_calls_on_a_way_back_that_is_written_by_hand_are_no_riddle(tmp_path: Path, turned: bool) -> None:
-    """They stand inside the backward pass of a module, and nothing comes after them in order."""
-    sides = [("gate", True), ("router", False)][:: -1 if turned else 1]
-    for folder, (name, by_hand) in zip(("target", "golden"), sides, strict=True):
+@pytest.mark.parametrize("fault", [1.0, 1.2])
+@pytest.mark.parametrize("by_hand", [(True, False), (False, True), (True, True)])
+def test_a_way_back_that_is_written_by_hand_is_no_riddle(
+    tmp_path: Path, by_hand: tuple[bool, bool], fault: float
+) -> None:
+    """Its calls stand inside the backward pass of a module, and nothing comes after them in order."""
+    for folder, name, hand in zip(("target", "golden"), ("gate", "router"), by_hand, strict=True):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 8), _Gate(name, by_hand), nn.Linear(8, 8))
+        model = nn.Sequential(nn.Linear(8, 8), _Gate(name, hand), nn.Linear(8, 8))
+        with torch.no_grad():
+            model[1].get_submodule(name).weight.mul_(fault if folder == "target" else 1.0)
         with twinprobe.record(model, tmp_path / folder, level="mix"):
             model(torch.randn(4, 8)).square().mean().backward()
-    assert twinprobe.compare(tmp_path / "target", tmp_path / "golden").agrees
+    first = twinprobe.compare(tmp_path / "target", tmp_path / "golden").first
+    assert (None if first is None else first.call) == (None if fault == 1 else "Functional.linear.1.forward")
