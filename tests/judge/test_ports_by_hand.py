@@ -191,3 +191,41 @@ def test_a_way_back_that_is_written_by_hand_is_no_riddle(
             model(torch.randn(4, 8)).square().mean().backward()
     first = twinprobe.compare(tmp_path / "target", tmp_path / "golden").first
     assert (None if first is None else first.call) == (None if fault == 1 else "Functional.linear.1.forward")
+
+
+class _Masked(nn.Module):
+    """Attention that cuts its mask to size; ``early``: where the scores are scaled."""
+
+    def __init__(self, early: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.early = *(nn.Linear(8, 8) for _ in "qkv"), early
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k = self.q(x), self.k(x).transpose(-1, -2)
+        scores = (q * 0.7) @ k if self.early else (q @ k) * 0.7
+        return torch.softmax(scores + mask[:, :, : x.shape[1]], -1) @ self.v(x)
+
+
+class _WithMask(nn.Module):
+    """``wide``: the mask has a column more, for a cache, and is made by another call."""
+
+    def __init__(self, wide: bool, scale: float) -> None:
+        super().__init__()
+        self.wide, self.scale, self.attention, self.out = wide, scale, _Masked(early=wide), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens, lowest = x.shape[1], torch.finfo(torch.float32).min
+        if self.wide:
+            mask = torch.full((1, tokens, tokens + 1), lowest).triu(1)
+        else:
+            mask = torch.where(torch.ones(1, tokens, tokens).tril() > 0, torch.zeros(()), lowest)
+        return self.out(self.attention(x, mask)) * self.scale
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1.05])
+def test_a_mask_of_another_size_is_no_difference_where_attention_agrees(
+    tmp_path: Path, wide: bool, scale: float
+) -> None:
+    first = compared(tmp_path, _WithMask(wide, scale), _WithMask(not wide, 1.0), 3 * torch.randn(4, 30, 8)).first
+    assert (None if first is None else first.call) == (None if scale == 1 else "Tensor.__mul__.1.forward")

@@ -312,14 +312,17 @@ def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
 
 def unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """What a call that only one run makes hands to one whose results are equal to the last bit: it reads no more of it
-    than a type or a shape, so the call before explains nothing."""
+    than a type or a shape, so the call before explains nothing. Nor does one that hands on another shape, a mask that is
+    cut to size inside, where the results agree within noise."""
     sources = (flow.target_source, flow.golden_source)
     alone = np.logical_or(*((source != NONE) & ~facts.matched[source] for source in sources))
     given = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.tensor
-    same, other = np.zeros((2, len(flow.ops)), dtype=bool)
-    same[flow.of_row[given & (noise.error == 0)]] = True
-    other[flow.of_row[given & (noise.error != 0)]] = True
-    unused: Bools = alone & (flow.role == INPUT) & flow.spread(same & ~other)
+    unused = np.zeros(len(flow.role), dtype=bool)
+    for agree, rows in ((noise.error == 0, True), (noise.times <= 1, facts.shape)):
+        same, other = np.zeros((2, len(flow.ops)), dtype=bool)
+        same[flow.of_row[given & agree]] = True
+        other[flow.of_row[given & ~agree]] = True
+        unused |= alone & (flow.role == INPUT) & flow.spread(same & ~other) & rows
     return unused
 
 
