@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from twinprobe._align.links import NONE, CallGroup, Pairs
 from twinprobe._lazy import polars as pl
 from twinprobe._runs.names import IN_OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
 from twinprobe._runs.run import OPTIMIZER_FILE, Run, open_run
-from twinprobe._runs.table import OUTPUT, STATS
+from twinprobe._runs.table import OUTPUT, PARAMETER, STATS
 from twinprobe.errors import TwinProbeError
 
 Matcher = Callable[[Run, Run], Pairs]
@@ -39,9 +39,11 @@ class ByParameter:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair two runs."""
         wanted, order = _order(target), _order(golden)
-        if list(wanted) == list(order) or wanted.keys() != order.keys():
+        if list(wanted) == list(order) or len(wanted) != len(order):
             return self.match(target, golden)
-        sorted_run = _in_order(golden, order, {name: place for place, name in enumerate(wanted)})
+        names = _same_parameters(wanted, order)
+        places = {names[name]: place for place, name in enumerate(wanted) if name in names}
+        sorted_run = _in_order(golden, order, places) if len(places) == len(order) else None
         if sorted_run is None:
             return self.match(target, golden)
         run, rows, ops = sorted_run
@@ -58,9 +60,17 @@ class ByParameter:
         )
 
 
-def _order(run: Run) -> dict[str, Values]:
-    """The parameters in the order in which the step took them, and what it left in each; empty where nobody knows, or
-    where nothing of the optimizer was recorded but what it read and wrote."""
+@dataclass(frozen=True)
+class _Updated:
+    """A parameter before and after a step: shape and statistics."""
+
+    before: Values
+    after: Values
+
+
+def _order(run: Run) -> dict[str, _Updated]:
+    """The parameters in the order in which the step took them; empty where nobody knows, or where nothing of the
+    optimizer was recorded but what it read and wrote."""
     file = run.path.parent / OPTIMIZER_FILE
     if run.arrangement or IN_OPTIMIZER not in run.parents.values() or not file.is_file():
         return {}
@@ -68,17 +78,50 @@ def _order(run: Run) -> dict[str, Values]:
         table = open_run(file).table
     except TwinProbeError:
         return {}
-    written = table.filter((table["role"] == OUTPUT) & ~table["name"].str.starts_with(TOTAL_NORM))
-    names = [bare_path(updated_parameter(name)) for name in written["name"]]
-    found = dict(zip(names, written.select("shape", *STATS).iter_rows(), strict=True))
-    return found if len(found) == len(names) else {}  # a parameter that two steps write to has no one place
+    table = table.filter(~table["name"].str.starts_with(TOTAL_NORM))
+    before, after = (
+        {
+            bare_path(updated_parameter(name)): values
+            for name, *values in rows.select("name", "shape", *STATS).iter_rows()
+        }
+        for rows in (
+            table.filter(table["role"] == role).select("name", "shape", *STATS) for role in (PARAMETER, OUTPUT)
+        )
+    )
+    # A parameter that two steps write to has no one place.
+    once = len(after) == (table["role"] == OUTPUT).sum() and before.keys() == after.keys()
+    return {name: _Updated(tuple(before[name]), tuple(after[name])) for name in after} if once else {}
+
+
+def _same_parameters(wanted: dict[str, _Updated], order: dict[str, _Updated]) -> dict[str, str]:
+    """Golden's name of each of the target's parameters: the same one; where two names stand for a tied weight, or where
+    all of them are others, that of the same values, in order; else the only one of the shape."""
+    found = {name: name for name in wanted if name in order}
+    for sign in (_values_before, _shape):
+        rest = defaultdict[Hashable, tuple[list[str], list[str]]](lambda: ([], []))
+        for side, names in enumerate((wanted.keys() - found.keys(), order.keys() - set(found.values()))):
+            known = (wanted, order)[side]
+            for name in (name for name in known if name in names):
+                rest[sign(known[name])][side].append(name)
+        for own, others in rest.values():
+            if len(own) == len(others) and (sign is _values_before or len(own) == 1):
+                found |= zip(own, others, strict=True)
+    return found
+
+
+def _values_before(parameter: _Updated) -> Hashable:
+    return _shape(parameter), *(f"{value:.4g}" for value in parameter.before[1:] if isinstance(value, float))
+
+
+def _shape(parameter: _Updated) -> Hashable:
+    return parameter.before[0]
 
 
 def _in_order(
-    run: Run, order: dict[str, Values], wanted: dict[str, int]
+    run: Run, order: dict[str, _Updated], wanted: dict[str, int]
 ) -> tuple[Run, NDArray[np.int64], list[int]] | None:
     """A run with its optimizer's calls in another order of the parameters, and which rows and calls it is made of."""
-    stretches = _stretches(run, list(order.items()))
+    stretches = _stretches(run, [(name, known.after) for name, known in order.items()])
     if not stretches:
         return None
     stretches.sort(key=lambda stretch: min(wanted[name] for name in stretch[1]))

@@ -312,8 +312,8 @@ def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
 
 def unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """What a call that only one run makes hands to one whose results are equal to the last bit: it reads no more of it
-    than a type or a shape, so the call before explains nothing. Nor does one that hands on another shape, a mask that is
-    cut to size inside, where the results agree within noise."""
+    than a type or a shape, so the call before explains nothing. Nor does one that hands on another shape, that of a
+    mask that is cut to size inside, where the results agree within noise."""
     sources = (flow.target_source, flow.golden_source)
     alone = np.logical_or(*((source != NONE) & ~facts.matched[source] for source in sources))
     given = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.tensor
