@@ -297,7 +297,16 @@ _FOREIGN: dict[str, dict[str, Callable[[], bytes]]] = {
     },
     "npz": {"packed zeros": lambda: _npz(np.zeros(SIZE * 10))},
     "ckpt": {"empty values": lambda: b"\x0a\x0c\x0a\x01a\x12\x07\x08\x00\x12\x03F16" * (SIZE // 14)},
-    "debug_mode": {"short lines": lambda: b"aten::a(t: f32[1])  ->  t: f32[1]\n" * (SIZE // 34)},
+    "debug_mode": {
+        "short lines": lambda: b"aten::a(t: f32[1])  ->  t: f32[1]\n" * (SIZE // 34),
+        "a long name for each of many tensors": lambda: (
+            b"aten::b(t: f32[1])  ->  t: f32[1]\n"
+            + (b"aten::" + b"a" * 30_000 + b"(" + b"t: f[1]," * 4_000 + b")  ->  t: f[1]\n") * (SIZE // 62_000)
+        ),
+        "a statistic for each of many tensors": lambda: "".join(
+            f"{at}_min iteration=1 value=1\n" for at in range(SIZE // 30)
+        ).encode(),
+    },
 }
 
 
