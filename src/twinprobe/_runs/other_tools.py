@@ -27,8 +27,8 @@ from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 _HEAD = 1 << 16
 _LONGEST_LINE, _DEEPEST = 1 << 16, 200
-# Bytes of memory: for the calls and values of a small file; of a call, of a value and of one that waits to become a row,
-# beside their texts.
+# Bytes of memory: what a small file may take; what a call takes beside its name, a value, and a value that waits to
+# become a row.
 _ROOM = 52 << 20
 _CALL, _VALUE, _WAITING = 160, 120, 360
 _TEXTS = frozenset({".txt", ".log"})
