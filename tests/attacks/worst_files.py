@@ -297,7 +297,22 @@ _FOREIGN: dict[str, dict[str, Callable[[], bytes]]] = {
     },
     "npz": {"packed zeros": lambda: _npz(np.zeros(SIZE * 10))},
     "ckpt": {"empty values": lambda: b"\x0a\x0c\x0a\x01a\x12\x07\x08\x00\x12\x03F16" * (SIZE // 14)},
+    "polygraphy": {
+        "a long key above many values": lambda: (
+            '{"module_path":"M","inputs":{"%s":[%s]}}' % ("k" * (SIZE // 2), ",".join(['"a"'] * 50_000))
+        ).encode(),
+        "long keys in one another": lambda: (
+            '{"lst":' + "".join('{"%s":' % ("k" * (SIZE // 200)) for _ in range(190)) + "0" + "}" * 191
+        ).encode(),
+        "the same of modules": lambda: (
+            '{"module_path":"M","inputs":'
+            + "".join('{"%s":' % ("k" * (SIZE // 200)) for _ in range(190))
+            + '"a"'
+            + "}" * 191
+        ).encode(),
+    },
     "debug_mode": {
+        "lines of their own": lambda: _keys("aten::a%d(t: f32[1])  ->  \n").replace(",", "").encode(),
         "short lines": lambda: b"aten::a(t: f32[1])  ->  t: f32[1]\n" * (SIZE // 34),
         "a long name for each of many tensors": lambda: (
             b"aten::b(t: f32[1])  ->  t: f32[1]\n"

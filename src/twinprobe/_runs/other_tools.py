@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from twinprobe._runs.json_pieces import memory_budget, text_bytes
+from twinprobe._runs.names import LONGEST_NAME
 from twinprobe._runs.table import INPUT, OUTPUT, POINT, Leaf, TableBuilder, settle
 from twinprobe._runs.tensors.containers import MARK
 from twinprobe._runs.tensors.foreign import Content, is_arrays, is_weights, measured, open_arrays, open_weights
@@ -86,6 +87,8 @@ class _Rows:
 
     def numbered(self, kind: str, ending: str) -> str:
         """The name of the next call of this kind."""
+        if kind not in self._seen:
+            self.take(_CALL, kind)
         self._seen[kind] += 1
         return f"{kind}{ending.format(self._seen[kind] - 1)}"
 
@@ -95,8 +98,11 @@ class _Rows:
         if self._left < 0:
             raise BadInput("is one value too many: what it holds would take many times its size", where=name[:200])
 
-    def call(self, name: str, values: list[tuple[int, str, Leaf | None]], parent: str | None = None) -> None:
-        """Add a call with its values: what each is to the call, its name behind that of the call, and itself."""
+    def call(self, name: str, values: Iterable[tuple[int, str, Leaf | None]], parent: str | None = None) -> None:
+        """Add a call with its values: what each is to the call, its name behind that of the call, and itself.
+
+        They are made one by one, as far as there is room.
+        """
         self.take(_CALL, name)
         for role, ending, leaf in values:
             self.take(_VALUE, f"{name}{ending}")
@@ -124,8 +130,15 @@ def _debugger(path: Path) -> Content:
     tree = _document(path)
     rows, files = _Rows(path), True
 
-    def visit(node: Any, parent: str | None, depth: int) -> None:
+    def values_of(node: dict[str, Any], depth: int) -> Iterator[tuple[int, str, Leaf | None]]:
         nonlocal files
+        for key, role, ending in (("inputs", INPUT, ".input"), ("outputs", OUTPUT, ".output")):
+            for value in _debugger_values(node.get(key), role, ending, depth):
+                leaf = value[2]
+                files = files and (leaf is None or leaf.dtype is None or bool(leaf.data_name))
+                yield value
+
+    def visit(node: Any, parent: str | None, depth: int) -> None:
         if not isinstance(node, dict) or not isinstance(node.get("module_path"), str) or depth > _DEEPEST:
             raise BadInput("is not a tree of module calls, or is too deep", where=path)
         root, _, inner = node["module_path"].partition(".")
@@ -133,12 +146,7 @@ def _debugger(path: Path) -> Content:
         children = node.get("children")
         for child in children if isinstance(children, list) else ():
             visit(child, name, depth + 1)
-        values = [
-            *_debugger_values(node.get("inputs"), INPUT, ".input", depth),
-            *_debugger_values(node.get("outputs"), OUTPUT, ".output", depth),
-        ]
-        files = files and all(leaf is None or leaf.dtype is None or leaf.data_name for _, _, leaf in values)
-        rows.call(name, values, parent)
+        rows.call(name, values_of(node, depth), parent)
 
     visit(tree, None, 0)
     return rows.content(
@@ -148,8 +156,8 @@ def _debugger(path: Path) -> Content:
 
 
 def _debugger_values(value: Any, role: int, ending: str, depth: int) -> Iterator[tuple[int, str, Leaf | None]]:
-    if depth > _DEEPEST:
-        return
+    if depth > _DEEPEST or len(ending) > LONGEST_NAME:
+        raise BadInput("is a value that is nested too deeply, or under too long a name", where=ending[:200])
     if isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str):
         yield role, ending, _debugger_tensor(value)
     elif isinstance(value, dict):
@@ -196,8 +204,8 @@ def _polygraphy(path: Path) -> Content:
     rows = _Rows(path)
 
     def visit(value: Any, name: str, depth: int) -> None:
-        if depth > _DEEPEST:
-            raise BadInput("is nested too deeply", where=path)
+        if depth > _DEEPEST or len(name) > LONGEST_NAME:
+            raise BadInput("is nested too deeply, or under too long a name", where=path)
         if isinstance(value, dict):
             text = value.get("array")
             if isinstance(text, str):
