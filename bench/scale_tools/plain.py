@@ -31,7 +31,7 @@ print((time.perf_counter() - began) / len(jobs), (time.process_time() - cpu) / l
 _PAIRS = """
 import sys, time
 from pathlib import Path
-from twinprobe._compare.one import AT_ONCE
+from twinprobe._measure.elements import AT_ONCE
 from twinprobe._measure.engine import engine_for
 from twinprobe._measure.pair import measure_pair
 from twinprobe._runs.tensors.tensor_files import open_tensor

@@ -297,7 +297,31 @@ _FOREIGN: dict[str, dict[str, Callable[[], bytes]]] = {
     },
     "npz": {"packed zeros": lambda: _npz(np.zeros(SIZE * 10))},
     "ckpt": {"empty values": lambda: b"\x0a\x0c\x0a\x01a\x12\x07\x08\x00\x12\x03F16" * (SIZE // 14)},
-    "debug_mode": {"short lines": lambda: b"aten::a(t: f32[1])  ->  t: f32[1]\n" * (SIZE // 34)},
+    "polygraphy": {
+        "a long key above many values": lambda: (
+            '{"module_path":"M","inputs":{"%s":[%s]}}' % ("k" * (SIZE // 2), ",".join(['"a"'] * 50_000))
+        ).encode(),
+        "long keys in one another": lambda: (
+            '{"lst":' + "".join('{"%s":' % ("k" * (SIZE // 200)) for _ in range(190)) + "0" + "}" * 191
+        ).encode(),
+        "the same of modules": lambda: (
+            '{"module_path":"M","inputs":'
+            + "".join('{"%s":' % ("k" * (SIZE // 200)) for _ in range(190))
+            + '"a"'
+            + "}" * 191
+        ).encode(),
+    },
+    "debug_mode": {
+        "lines of their own": lambda: _keys("aten::a%d(t: f32[1])  ->  \n").replace(",", "").encode(),
+        "short lines": lambda: b"aten::a(t: f32[1])  ->  t: f32[1]\n" * (SIZE // 34),
+        "a long name for each of many tensors": lambda: (
+            b"aten::b(t: f32[1])  ->  t: f32[1]\n"
+            + (b"aten::" + b"a" * 30_000 + b"(" + b"t: f[1]," * 4_000 + b")  ->  t: f[1]\n") * (SIZE // 62_000)
+        ),
+        "a statistic for each of many tensors": lambda: "".join(
+            f"{at}_min iteration=1 value=1\n" for at in range(SIZE // 30)
+        ).encode(),
+    },
 }
 
 

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import twinprobe
 from twinprobe._cli import main
+from twinprobe._runs.watch import STREAM, WatchStream
 
 # A plain loop without an optimizer of PyTorch, which each of the six programs would need another second and a half to
 # import (test_child.py and the slow tests have one). `b` has another kernel for silu, wrong in layer 1 from step 4 on,
@@ -208,6 +210,22 @@ def test_ctrl_c_ends_the_program_and_leaves_what_was_found(tmp_path: Path) -> No
     assert found_in(tmp_path / "out")["interrupted"]
     assert "interrupted" in (tmp_path / "out/find.html").read_text(encoding="utf-8")
     assert "KeyboardInterrupt" in (tmp_path / "out/watch/target.log").read_text(encoding="utf-8")
+
+
+def test_to_the_bit_every_watched_difference_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rounding of bfloat16 is noise; whoever asks for every bit is told of it."""
+    for side, factor in (("target", 1.0001), ("golden", 1.0)):
+        writer = WatchStream(tmp_path / side / "rank0" / STREAM, 1000)
+        for step in range(4):
+            values = np.array([3.0 * factor, 2.0**-7], dtype=np.float32)
+            writer.append(step, ["output.layers.0.norm", "output.layers.0.eps"], values)
+        writer.close()
+    watched = ["find", str(tmp_path / "target"), str(tmp_path / "golden")]
+    assert main([*watched, "-o", str(tmp_path / "noise")]) == 0
+    assert found_in(tmp_path / "noise")["agrees"]
+    assert main([*watched, "-o", str(tmp_path / "bits"), "--exact"]) == 2  # there is no program to record
+    assert "was only watched" in capsys.readouterr().err
+    assert (found_in(tmp_path / "bits")["agrees"], found_in(tmp_path / "bits")["step"]) == (False, 0)
 
 
 # The rest takes several runs of PyTorch each.

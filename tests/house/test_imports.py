@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from symtable import symtable
 
 import pytest
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
+PROJECT = Path(__file__).resolve().parents[2]
+DEMO = PROJECT / "examples" / "demo"
 FRAMEWORKS = {"torch", "mindspore", "paddle"}
 HEAVY = ("torch", "mindspore", "paddle", "numba", "polars", "numpy", "rich", "ray", "tensorboard", "fsspec")
 
@@ -69,6 +72,31 @@ def test_drawing_and_viewing_graphs_import_no_framework(tmp_path: Path) -> None:
 def test_aligning_two_runs_imports_no_framework(tmp_path: Path) -> None:
     align = command("align", DEMO / "target", DEMO / "golden", "-o", tmp_path)
     assert not loaded_after(align) & FRAMEWORKS
+
+
+def names_of(module: str) -> set[str]:
+    """What can be imported of a module, as its source has it."""
+    path = PROJECT / "src" / Path(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        return set()
+    inside = {entry.stem for entry in path.glob("*")} if path.is_dir() else set()
+    symbols = symtable(file.read_text(encoding="utf-8"), file.name, "exec").get_symbols()
+    return inside | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
+
+
+def test_whatever_benchmarks_tests_and_pages_import_is_there() -> None:
+    """Programs that stand in a text count too: nothing else reads those of the slow tests and of the benchmarks."""
+    found: set[tuple[str, str]] = set()
+    pages = [path for folder in ("bench", "tests", "docs", "examples") for path in (PROJECT / folder).rglob("*")]
+    for path in (path for path in pages if path.suffix in (".py", ".md", ".ipynb")):
+        text = path.read_text(encoding="utf-8")
+        for module, listed in re.findall(r"\bfrom (twinprobe\._[\w.]*) import (\([^()]*\)|[\w, ]+)", text):
+            words = re.findall(r"\w+(?: as \w+)?", re.sub(r"#.*", "", listed))
+            found |= {(module, word.partition(" ")[0]) for word in words}
+    assert len(found) > 300
+    own = {module: names_of(module) for module in {module for module, _ in found}}
+    assert [f"{module}: {name}" for module, name in sorted(found) if name not in own[module]] == []
 
 
 @pytest.mark.slow

@@ -386,7 +386,7 @@ class _Search:
 def _to_the_bit(compared: StepsComparison) -> StepsComparison:
     """The same comparison with no noise: every difference counts."""
     trends = [replace(trend, noise=np.zeros_like(trend.noise)) for trend in compared.trends]
-    partings = [find_parting(trend, {}) for trend in trends]
+    partings = [find_parting(trend) for trend in trends]
     first = min(partings, key=lambda parting: (parting.step is None, parting.step or 0, parting.rank))
     return replace(compared, trends=trends, parting=first)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from twinprobe._runs.json_pieces import memory_budget, text_bytes
+from twinprobe._runs.names import LONGEST_NAME
 from twinprobe._runs.table import INPUT, OUTPUT, POINT, Leaf, TableBuilder, settle
 from twinprobe._runs.tensors.containers import MARK
 from twinprobe._runs.tensors.foreign import Content, is_arrays, is_weights, measured, open_arrays, open_weights
@@ -26,8 +28,10 @@ from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 _HEAD = 1 << 16
 _LONGEST_LINE, _DEEPEST = 1 << 16, 200
-# A call and a value are a row each, some 200 bytes. Real files have more than thirty for each.
-_VALUES, _BYTES_PER_VALUE = 1 << 16, 24
+# Bytes of memory: what a small file may take; what a call takes beside its name, a value, and a value that waits to
+# become a row.
+_ROOM = 52 << 20
+_CALL, _VALUE, _WAITING = 160, 120, 360
 _TEXTS = frozenset({".txt", ".log"})
 # Patterns that show, at the beginning of a file, which tool wrote it. None may take more than linear time: each has one
 # place to begin in a line, or a fixed width.
@@ -76,33 +80,44 @@ class _Rows:
 
     def __init__(self, path: Path) -> None:
         self._builder = TableBuilder()
-        self._left = _VALUES + path.stat().st_size // _BYTES_PER_VALUE
-        self.ops: dict[str, None] = {}
+        self._left = memory_budget(path.stat().st_size, _ROOM)
+        self.parents: dict[str, str | None] = {}
+        """The calls in order, each with the module around it."""
         self._seen: Counter[str] = Counter()
 
     def numbered(self, kind: str, ending: str) -> str:
         """The name of the next call of this kind."""
+        if kind not in self._seen:
+            self.take(_CALL, kind)
         self._seen[kind] += 1
         return f"{kind}{ending.format(self._seen[kind] - 1)}"
 
-    def call(self, name: str, values: list[tuple[int, str, Leaf | None]]) -> None:
-        """Add a call with its values: what each is to the call, its name behind that of the call, and itself."""
-        self._left -= 1 + len(values)
+    def take(self, cost: int, name: str) -> None:
+        """Take so many bytes of memory, and those of a name, from what may be made of the file."""
+        self._left -= cost + text_bytes(name)
         if self._left < 0:
-            raise BadInput("is one call too many: no tool packs them so densely into a file", where=name[:200])
+            raise BadInput("is one value too many: what it holds would take many times its size", where=name[:200])
+
+    def call(self, name: str, values: Iterable[tuple[int, str, Leaf | None]], parent: str | None = None) -> None:
+        """Add a call with its values: what each is to the call, its name behind that of the call, and itself.
+
+        They are made one by one, as far as there is room.
+        """
+        self.take(_CALL, name)
         for role, ending, leaf in values:
+            self.take(_VALUE, f"{name}{ending}")
             try:
-                self._builder.add(len(self.ops), role, f"{name}{ending}", settle(leaf, ""))
+                self._builder.add(len(self.parents), role, f"{name}{ending}", settle(leaf, ""))
             except ValueError as error:
                 raise BadInput(str(error), where=name[:200]) from None
-        self.ops[name] = None
-        self._builder.end_op(len(self.ops))
+        self.parents[name] = parent
+        self._builder.end_op(len(self.parents))
 
     def content(self, path: Path, *, level: str, **more: Any) -> Content:
         """The whole."""
-        if not self.ops:
+        if not self.parents:
             raise NothingToCompare("holds no values: nothing to compare", where=path)
-        return Content("pytorch", self._builder.build(), list(self.ops), path.parent, level=level, **more)
+        return Content("pytorch", self._builder.build(), list(self.parents), path.parent, level=level, **more)
 
 
 # transformers' model debugger: a tree of module calls in JSON, with statistics as printed, or files beside it.
@@ -113,11 +128,17 @@ _SIZE = re.compile(r"torch\.Size\(\[(?P<sizes>[\d, ]*)\]\)")
 
 def _debugger(path: Path) -> Content:
     tree = _document(path)
-    rows, parents = _Rows(path), {}
-    files = True
+    rows, files = _Rows(path), True
+
+    def values_of(node: dict[str, Any], depth: int) -> Iterator[tuple[int, str, Leaf | None]]:
+        nonlocal files
+        for key, role, ending in (("inputs", INPUT, ".input"), ("outputs", OUTPUT, ".output")):
+            for value in _debugger_values(node.get(key), role, ending, depth):
+                leaf = value[2]
+                files = files and (leaf is None or leaf.dtype is None or bool(leaf.data_name))
+                yield value
 
     def visit(node: Any, parent: str | None, depth: int) -> None:
-        nonlocal files
         if not isinstance(node, dict) or not isinstance(node.get("module_path"), str) or depth > _DEEPEST:
             raise BadInput("is not a tree of module calls, or is too deep", where=path)
         root, _, inner = node["module_path"].partition(".")
@@ -125,24 +146,18 @@ def _debugger(path: Path) -> Content:
         children = node.get("children")
         for child in children if isinstance(children, list) else ():
             visit(child, name, depth + 1)
-        values = [
-            *_debugger_values(node.get("inputs"), INPUT, ".input", depth),
-            *_debugger_values(node.get("outputs"), OUTPUT, ".output", depth),
-        ]
-        files = files and all(leaf is None or leaf.dtype is None or leaf.data_name for _, _, leaf in values)
-        rows.call(name, values)
-        parents[name] = parent
+        rows.call(name, values_of(node, depth), parent)
 
     visit(tree, None, 0)
     return rows.content(
-        path, level="L0", has_calls=True, parents=parents, task="tensor" if files else "statistics",
+        path, level="L0", has_calls=True, parents=rows.parents, task="tensor" if files else "statistics",
         notes=["written by transformers' model debugger; norms are computed from its mean and std"],
     )  # fmt: skip
 
 
 def _debugger_values(value: Any, role: int, ending: str, depth: int) -> Iterator[tuple[int, str, Leaf | None]]:
-    if depth > _DEEPEST:
-        return
+    if depth > _DEEPEST or len(ending) > LONGEST_NAME:
+        raise BadInput("is a value that is nested too deeply, or under too long a name", where=ending[:200])
     if isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str):
         yield role, ending, _debugger_tensor(value)
     elif isinstance(value, dict):
@@ -189,8 +204,8 @@ def _polygraphy(path: Path) -> Content:
     rows = _Rows(path)
 
     def visit(value: Any, name: str, depth: int) -> None:
-        if depth > _DEEPEST:
-            raise BadInput("is nested too deeply", where=path)
+        if depth > _DEEPEST or len(name) > LONGEST_NAME:
+            raise BadInput("is nested too deeply, or under too long a name", where=path)
         if isinstance(value, dict):
             text = value.get("array")
             if isinstance(text, str):
@@ -198,7 +213,7 @@ def _polygraphy(path: Path) -> Content:
                     array = read_npy(base64.b64decode(text, validate=True))
                 except (ValueError, DamagedTensor) as error:  # of base64, or of what it holds
                     raise BadInput(f"holds a damaged array: {error}", where=f"{path}: {name[:200]}") from None
-                rows.call(rows.numbered(name or "array", "") if name not in rows.ops else f"{name}'",
+                rows.call(rows.numbered(name or "array", "") if name not in rows.parents else f"{name}'",
                           [(POINT, "", measured(array))])  # fmt: skip
                 return
             for key, item in value.items():
@@ -225,7 +240,7 @@ _SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat1
 
 
 def _debug_mode(path: Path) -> Content:
-    rows, parents = _Rows(path), {}
+    rows = _Rows(path)
     modules: list[tuple[int, str]] = []
     for line in _lines(path):
         entered = _MODULE.match(line)
@@ -239,17 +254,16 @@ def _debug_mode(path: Path) -> Content:
         if entered:
             name = rows.numbered(f"Module.{entered['name']}.Module", ".forward.{}")
             modules.append((depth, name))
-            rows.call(name, [])
+            rows.call(name, [], parent)
         else:
             operator = match["name"].replace("::", ".").removeprefix("aten.")
             name = rows.numbered(f"Aten.{operator}", ".{}.forward")
             before, _, behind = line[match.end() :].rpartition("'hash': ")
             entered_with = _HASH.findall(before.partition("'input_hash': ")[2])
             values = _hashed(match["inputs"], entered_with, INPUT, ".input")
-            rows.call(name, values + _hashed(match["outputs"], _HASH.findall(behind), OUTPUT, ".output"))
-        parents[name] = parent
+            rows.call(name, values + _hashed(match["outputs"], _HASH.findall(behind), OUTPUT, ".output"), parent)
     return rows.content(
-        path, level="L1", has_calls=True, parents=parents, task="statistics",
+        path, level="L1", has_calls=True, parents=rows.parents, task="statistics",
         notes=["written by torch's DebugMode; a norm in it is the sum of absolute values"],
     )  # fmt: skip
 
@@ -280,18 +294,20 @@ _FIELDS = {"min": "Min", "max": "Max", "mean": "Mean", "l2_norm": "Norm"}
 
 
 def _statistics_log(path: Path) -> Content:
-    leaves: dict[str, Leaf] = {}
+    rows, leaves = _Rows(path), dict[str, Leaf]()
     for line in _lines(path):
         match = _STATISTIC.search(line)
         if match is None:
             continue
         tensor = (line[: match.start()].split() or ["tensor"])[-1]
-        leaf = leaves.setdefault(f"{tensor}.iteration{int(match['iteration'])}", Leaf("Tensor", "unknown", []))
+        name = f"{tensor}.iteration{int(match['iteration'])}"
+        if name not in leaves:
+            rows.take(_WAITING, name)
+            leaves[name] = Leaf("Tensor", "unknown", [])
         try:
-            setattr(leaf, _FIELDS[match["what"]], float(match["value"]))
+            setattr(leaves[name], _FIELDS[match["what"]], float(match["value"]))
         except ValueError:
             raise BadInput(f"has the value {match['value']!r}", where=f"{path}: {tensor[:200]}") from None
-    rows = _Rows(path)
     for name, leaf in leaves.items():
         rows.call(name, [(POINT, "", leaf)])
     return rows.content(path, level="statistics", task="statistics", notes=["written by nvdlfw-inspect"])

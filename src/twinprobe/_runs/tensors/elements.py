@@ -54,11 +54,14 @@ class LocalContents:
         assert step == 1
         if stop <= len(self._head):
             return self._head[start:stop]
-        return self.stretch(start, stop).tobytes() if stop > start else b""
+        # Not by way of memory that is kept: a large pickle would be held twice as long as it is read.
+        return self._filled(np.empty(max(stop - start, 0), np.uint8), start).tobytes()
 
     def stretch(self, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of a range in memory of their own, aligned for every dtype."""
-        out = _buffers.take(stop - start)
+        return self._filled(_buffers.take(stop - start), start)
+
+    def _filled(self, out: NDArray[np.uint8], start: int) -> NDArray[np.uint8]:
         view, filled = out.data, 0
         while filled < len(out):
             count = self._read_into(view[filled : filled + _AT_ONCE], start + filled)
