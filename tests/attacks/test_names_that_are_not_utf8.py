@@ -15,7 +15,7 @@ import pytest
 
 from support import forward, tensor, write_dump
 from twinprobe._cli import main
-from twinprobe._report.dataset import find_dataset
+from twinprobe._report.tables import find_dataset
 from twinprobe._view.serve import make
 
 ODD = os.fsdecode(b"caf\xe9 \xff")

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from twinprobe._align.matcher import MappingOptions
+from twinprobe._align.mapping import MappingOptions
 from twinprobe._graph.draw_place import GraphRequest
 from twinprobe._graph.job import Outcome, run_request
 from twinprobe._scale.engine import EngineOptions

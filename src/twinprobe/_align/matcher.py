@@ -5,49 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from twinprobe._align.links import RULE, Pairs, from_partners, needs_help
+from twinprobe._align.mapping import MappingOptions
 from twinprobe._runs.names import BACKWARD, OPTIMIZER, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import OUTPUT
-
-# Which mappings a user can ask for.
-
-
-@dataclass
-class MappingOptions:
-    """Which mappings a user asks for. ``True`` stands for an option without a file.
-
-    ``output`` is the folder that receives ``data_mapping_{timestamp}.yaml`` when ``layer`` is given; ``label`` (a rank
-    folder's name, say) keeps the files of several ranks apart.
-    """
-
-    fuzzy: bool = False
-    api: Path | Literal[True] | None = None
-    cell: Path | Literal[True] | None = None
-    data: Path | None = None
-    layer: Path | None = None
-    output: Path | None = None
-    timestamp: str = ""
-    label: str = ""
-    pair: Literal["place", "numbers"] = "place"
-    align: Literal["auto", "names", "none"] = "auto"
-    alignment: Path | None = None
-
-    @property
-    def any(self) -> bool:
-        """Whether there is anything but equal names to go by."""
-        named = self.fuzzy or self.api or self.cell or self.data or self.layer or self.alignment
-        return bool(named) or self.align == "none"
-
-    @property
-    def fills(self) -> bool:
-        """Whether unmapped calls may be aligned; bare -cm and -am align nothing."""
-        return self.align == "auto" and self.cell is not True and self.api is not True
 
 
 @dataclass
@@ -77,7 +42,7 @@ class NamesMatcher:
         else:
             from twinprobe._align.mapping.mapped import read_mappings
 
-            pairs = read_mappings(self.options)(target, golden)
+            pairs = read_mappings(self.options, by_results=True)(target, golden)
             if not by_place:
                 return pairs
         from twinprobe._align.rows import fit_shapes
@@ -90,11 +55,12 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
 
     All mapping files are read now, so that a bad one is met before any dump is opened.
     """
-    if not options.any:
+    named = options.fuzzy or options.api or options.cell or options.data or options.layer or options.alignment
+    if not named and options.align != "none":
         return NamesMatcher(options)
     from twinprobe._align.mapping.mapped import read_mappings
 
-    return read_mappings(options)
+    return read_mappings(options, by_results=False)
 
 
 # Equal names belong together.

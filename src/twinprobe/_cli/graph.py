@@ -80,7 +80,7 @@ def build_request(
     # free memory per thread; one is enough and saves a good tenth of all memory. No linear algebra is done here.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "narenas:1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from twinprobe._align.matcher import MappingOptions
+    from twinprobe._align.mapping import MappingOptions
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._judge.rules import Thresholds
 

@@ -187,7 +187,7 @@ def main(
         with tidy_on_signals(_without_framework(words, prog)[0]):
             code = int(args.run(args))
             if args.results is not None:
-                from twinprobe._report.html import write_index
+                from twinprobe._report.reports import write_index
 
                 with suppress(TwinProbeError, OSError):  # the results are there without it
                     write_index(getattr(args, args.results))

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from twinprobe import __version__
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import open_both, worth_two
 from twinprobe._compare.request import mapping_mark, once_in_folder
 from twinprobe._compare.whole import open_wholes, with_findings

@@ -13,7 +13,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Request, Response
 
 from twinprobe._graph.read.open import IndexingError
-from twinprobe._report.html import SHARED
+from twinprobe._report.reports import SHARED
 from twinprobe._runs.whole_files import in_proportion
 from twinprobe._view.answers import QUESTIONS, RequestArguments, Workspace, change, files
 from twinprobe.errors import TwinProbeError

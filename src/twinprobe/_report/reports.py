@@ -1,16 +1,14 @@
-"""The result as one self-contained page: it loads nothing, runs only its own script, and shows names as text.
-
-And the index of a folder of results.
-"""
+"""The reports of one comparison in every format, pages that load nothing, and the index of a folder of results."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import io
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -22,14 +20,79 @@ import numpy as np
 
 from twinprobe._lazy import polars as pl
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.dataset import DATASET
 from twinprobe._report.files import Staging
-from twinprobe._report.tables import RELATIVE_ERROR, STACK
+from twinprobe._report.tables import DATASET, RELATIVE_ERROR, STACK, as_texts, csv_parts, fill_csv, fill_parquet
 from twinprobe._runs.summaries import SUMMARIES
 from twinprobe._runs.whole_files import remote
+from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     from twinprobe._judge.summary import Summary
+
+# All formats, written together or not at all.
+
+FORMATS = ("xlsx", "csv", "parquet", "json", "html")
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """The formats asked for, each once, in order; an unknown one is an error."""
+    for name in formats:
+        if name not in FORMATS:
+            raise BadInput(f"there is no report format {name!r}", hint=f"known formats: {', '.join(FORMATS)}")
+    if not formats:
+        raise BadInput("no report format is given", hint=f"known formats: {', '.join(FORMATS)}")
+    return tuple(dict.fromkeys(formats))
+
+
+def write_reports(table: pl.DataFrame, summary: Summary, out: Path, stem: str, formats: Sequence[str]) -> list[Path]:
+    """Write a result table into a prepared folder in every format asked for; the files in the order of ``formats``.
+
+    A failure of one (a full disk, say) leaves none under its final name.
+    """
+    wanted = check_formats(formats)
+    files: list[Path] = []
+    with Staging() as staging:
+        for name in wanted:
+            path = out / f"{stem}.{name}"
+            for part, rows in csv_parts(table, path) if name == "csv" else [(path, table)]:
+                temporary = staging.file(part)
+                if name == "json":
+                    fill_json(rows, summary, temporary)
+                elif name == "html":
+                    fill_html(rows, summary, temporary)
+                else:
+                    fill_table(name, rows, temporary)
+                files.append(part)
+    return files
+
+
+def fill_table(form: str, table: pl.DataFrame, path: Path) -> None:
+    """Write a table as csv, parquet or xlsx to exactly this path."""
+    if form == "xlsx":
+        from twinprobe._report.xlsx import fill_xlsx
+
+        fill_xlsx(table, path)
+    else:
+        (fill_csv if form == "csv" else fill_parquet)(table, path)
+
+
+_CHUNK = 16384
+
+
+def fill_json(table: pl.DataFrame, summary: Summary, path: Path) -> None:
+    """Write json to exactly this path. All values are texts, as in csv; a missing relative error is null."""
+    texts = table.with_columns(as_texts(table[RELATIVE_ERROR]))
+    with path.open("wb") as file:
+        file.write(b'{"summary":' + json_bytes(summary.to_dict()))
+        file.write(b',\n"columns":' + json_bytes(table.columns) + b',\n"rows":[\n')
+        for start in range(0, table.height, _CHUNK):
+            lines = io.BytesIO()
+            texts.slice(start, _CHUNK).write_ndjson(lines)
+            # One object a line, and a line break inside a text is escaped: each of these ends a row.
+            rows = lines.getvalue().rstrip(b"\n").replace(b"\n", b",\n")
+            file.write(rows if start == 0 else b",\n" + rows)
+        file.write(b"\n]}\n")
+
 
 # The result table packed for the html report: each text as seldom as can be, in a form that stays simple to read.
 #
