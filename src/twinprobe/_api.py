@@ -355,7 +355,7 @@ def draw(
     ``model_explorer`` is a graph for Google's Model Explorer, and node data with the errors of the comparison.
     """
     if file_type == "model_explorer":
-        from twinprobe._graph.model_explorer import write_model_explorer
+        from twinprobe._graph.vis_files import write_model_explorer
 
         if golden is None:
             return write_model_explorer(open(target), as_path(output_path))
@@ -368,8 +368,7 @@ def draw(
     if file_type not in ("db", "vis", "json"):
         raise BadInput(f"file_type is {file_type!r}", hint="db, vis, json or model_explorer")
     from twinprobe._align.mapping import MappingOptions
-    from twinprobe._graph.draw_place import GraphRequest
-    from twinprobe._graph.job import run_request
+    from twinprobe._graph.job import GraphRequest, run_request
     from twinprobe._judge.rules import Thresholds
     from twinprobe._report.reports import write_index
 

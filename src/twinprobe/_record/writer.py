@@ -23,8 +23,7 @@ from twinprobe._measure.blocks import one_summary
 from twinprobe._record.entries import Entry, Renderer, Row, sketches_of
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import DIRECTIONS
-from twinprobe._runs.sketches import SUFFIX, SketchJournal
-from twinprobe._runs.summaries import SUMMARIES
+from twinprobe._runs.sketches import SUFFIX, SUMMARIES, SketchJournal
 from twinprobe._runs.tensors.elements import HostTensor
 
 PART_SUFFIX = ".part"

@@ -22,7 +22,7 @@ from twinprobe._lazy import polars as pl
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging
 from twinprobe._report.tables import DATASET, RELATIVE_ERROR, STACK, as_texts, csv_parts, fill_csv, fill_parquet
-from twinprobe._runs.summaries import SUMMARIES
+from twinprobe._runs.sketches import SUMMARIES
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
 

@@ -18,8 +18,13 @@ from twinprobe._align.links import CallLinks, Pairs, link_equal_names, names_mee
 from twinprobe._align.mapping import MappingOptions
 from twinprobe._align.mapping.api_mapping import ApiFile, link_apis, read_api_file
 from twinprobe._align.mapping.api_names import torch_name
-from twinprobe._align.mapping.cell_mapping import link_cells, read_cell_file
-from twinprobe._align.mapping.data_mapping import link_data, read_data_file, write_data_mapping
+from twinprobe._align.mapping.flat_mapping import (
+    link_cells,
+    link_data,
+    read_cell_file,
+    read_data_file,
+    write_data_mapping,
+)
 from twinprobe._align.mapping.layer_mapping import link_layers
 from twinprobe._align.mapping.layer_tree import LayerFile, read_layer_file
 from twinprobe._align.mapping.yaml_files import FlatFile
