@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the script under the recorder; its exit code is ours."""
-    from twinprobe._record.debugger import CONFIG_VARIABLE, run_script
+    from twinprobe._record.run_script import CONFIG_VARIABLE, run_script
 
     if args.config:
         os.environ[CONFIG_VARIABLE] = args.config  # for processes that the script starts as well

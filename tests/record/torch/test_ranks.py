@@ -200,7 +200,7 @@ def test_torchrun_with_an_unchanged_script_makes_one_folder_per_rank(tmp_path: P
     config = {"dump_path": str(tmp_path / "dump"), "level": "mix", "rank": [1]}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "start.py").write_text(
-        "import sys\nfrom twinprobe._record.debugger import run_script\nsys.exit(run_script(sys.argv[1:]))\n"
+        "import sys\nfrom twinprobe._record.run_script import run_script\nsys.exit(run_script(sys.argv[1:]))\n"
     )
     launch = [
         sys.executable,

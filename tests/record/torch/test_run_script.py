@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from twinprobe._record.debugger import run_script
+from twinprobe._record.run_script import run_script
 from twinprobe.errors import BadInput
 from warm_python import run_warm
 
