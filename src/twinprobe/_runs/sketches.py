@@ -51,7 +51,6 @@ Rows = NDArray[Any]  # of ROW
 NO_ROW = 0xFFFFFFFF
 
 _HEADER = Struct("<8sII16sQQQQ")
-_PLACE = Struct("<I")
 _MOST = 1 << 62
 _CHECKED = 1 << 14
 
@@ -114,45 +113,20 @@ class SketchFile:
         self.stream.write(_header(MAGIC, self._rows, len(self._index), len(document)))
 
 
-class SketchJournal:
-    """A file that grows with a step: the place of each tensor's row, and the row itself where it is a new one.
-
-    Whatever was written before a process was killed can be read. When the step is over, it becomes a SketchFile's.
-    """
-
-    def __init__(self, path: Path, earlier: Path | None = None) -> None:
-        """``earlier``: a file to go on with."""
-        self._path = path
-        self._rows = 0
-        self._places: dict[int, int] = {}
-        self.stream = path.open("wb")
-        self.stream.write(_header(JOURNAL, 0, 0, 0))
-        if earlier is not None:
-            rows, index, _ = read_file(earlier)
-            self.add((-1 - int(place), None if place == NO_ROW else rows[place].tobytes()) for place in index)
-
-    def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
-        """As ``SketchFile.add``."""
-        for number, sketch in sketches:
-            place = NO_ROW if sketch is None else self._places.get(number)
-            if place is not None:
-                self.stream.write(_PLACE.pack(place))
-                continue
-            assert sketch is not None
-            assert len(sketch) == ROW.itemsize
-            self.stream.write(_PLACE.pack(self._rows) + sketch)
-            self._places[number] = self._rows
-            self._rows += 1
-
-    def finish(self, stream: IO[bytes]) -> None:
-        """Write all of it to another stream, in the form that stays."""
-        self.stream.close()
-        rows, index = _read_journal(self._path, self._path.read_bytes())
-        stream.write(_header(MAGIC, len(rows), len(index), 0) + rows.tobytes() + index.tobytes())
-
-
 def _header(magic: bytes, rows: int, tensors: int, document: int) -> bytes:
     return _HEADER.pack(magic, VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), rows, tensors, document, 0)
+
+
+# A journal grows with a step, so that whatever was written before a process was killed can be read: for each tensor the
+# place of its row, and the row itself where it is a new one.
+JOURNAL_HEAD = _header(JOURNAL, 0, 0, 0)
+PLACE = Struct("<I")
+
+
+def finish_journal(journal: Path, stream: IO[bytes]) -> None:
+    """Write all of a journal to another stream, in the form that stays."""
+    rows, index = _read_journal(journal, journal.read_bytes())
+    stream.write(_header(MAGIC, len(rows), len(index), 0) + rows.tobytes() + index.tobytes())
 
 
 def _read_journal(path: Path, data: bytes) -> tuple[Rows, NDArray[np.uint32]]:
@@ -160,7 +134,7 @@ def _read_journal(path: Path, data: bytes) -> tuple[Rows, NDArray[np.uint32]]:
     index = array("I")
     start, end = _HEADER.size, len(data)
     while start + 4 <= end:
-        (place,) = _PLACE.unpack_from(data, start)
+        (place,) = PLACE.unpack_from(data, start)
         start += 4
         if place == len(rows):
             if start + ROW.itemsize > end:
