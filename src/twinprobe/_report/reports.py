@@ -255,14 +255,10 @@ def safe(text: object) -> str:
 
 def fill_static(path: Path, title: str, badges: Iterable[str], body: str, style: str) -> None:
     """Write a page without data to exactly this path; ``body`` must be safe in HTML."""
-    page = f"<main>\n{brand(badges)}\n{body}\n</main>\n"
-    fill(path, page, title=title, style=asset("page.css") + style, script=asset("chinese.js"))
-
-
-def brand(badges: Iterable[str]) -> str:
-    """The first line of a page, with what it is about."""
     shown = "".join(f'<span class="badge">{safe(badge)}</span>' for badge in badges)
-    return f'<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{shown}</p></header>'
+    head = f'<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{shown}</p></header>'
+    page = f"<main>\n{head}\n{body}\n</main>\n"
+    fill(path, page, title=title, style=asset("page.css") + style, script=asset("chinese.js"))
 
 
 def policy(style: str, script: str) -> str:

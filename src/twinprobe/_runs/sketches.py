@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from struct import Struct
@@ -86,25 +86,17 @@ class SketchFile:
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
         self._rows = 0
-        self._places: dict[int, int] = {}  # the row of each tensor, by its number
         self._index = array("I")
         assert self._index.itemsize == 4
         stream.write(bytes(_HEADER.size))
 
-    def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
-        """The next tensors in the order of dump.json: a number for each and its row, if it has one. A tensor that is
-        seen again has the same number, and is not written again."""
-        for number, sketch in sketches:
-            if sketch is None:
-                self._index.append(NO_ROW)
-                continue
-            place = self._places.get(number)
-            if place is None:
-                assert len(sketch) == ROW.itemsize
-                self.stream.write(sketch)
-                place = self._places[number] = self._rows
-                self._rows += 1
-            self._index.append(place)
+    def add(self, sketch: bytes | None) -> None:
+        """The row of the next tensor in the order of the document or of dump.json, if it has one."""
+        self._index.append(NO_ROW if sketch is None else self._rows)
+        if sketch is not None:
+            assert len(sketch) == ROW.itemsize
+            self.stream.write(sketch)
+            self._rows += 1
 
     def finish(self, document: bytes = b"") -> None:
         """Write the end and the header. The stream stays open."""
