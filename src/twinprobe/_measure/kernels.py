@@ -120,8 +120,8 @@ def _key() -> str:
     numba = find_spec("numba")
     if numba is None or numba.origin is None:
         raise RuntimeError("numba is not installed")
-    here = Path(__file__).parent
-    sources = sorted((here / "loops").glob("*.py"))
+    here = Path(__file__)
+    sources = [here, *sorted((here.parent / "loops").glob("*.py"))]
     parts = (
         __version__, zlib.crc32(b"".join(path.read_bytes() for path in sources)), llvmlite.__version__,
         numba.origin, Path(numba.origin).stat().st_mtime_ns, binding.get_host_cpu_name(), features(),
