@@ -29,6 +29,7 @@ from twinprobe._runs.tensors.elements import HostTensor
 PART_SUFFIX = ".part"
 TENSOR_FOLDER = "dump_tensor_data"
 _LONGEST_NAME = 200
+UNSAFE = str.maketrans(dict.fromkeys('/\\\0:*?"<>|', "_"))  # what some file system takes in no name
 _DISK_ERRORS = frozenset({
     errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ENOTDIR,
     errno.EEXIST, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT,
@@ -218,7 +219,7 @@ class DumpFolder:
 
     def file_name(self, name: str, suffix: str) -> str:
         """A file name that every file system takes and that no other tensor of this folder has."""
-        safe = "".join("_" if char in '/\\\0:*?"<>|' else char for char in name)
+        safe = name.translate(UNSAFE)
         if len(safe.encode()) > _LONGEST_NAME:
             digest = hashlib.sha1(name.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:12]
             safe = f"{safe.encode()[: _LONGEST_NAME - 13].decode('utf-8', 'ignore')}.{digest}"
