@@ -55,12 +55,14 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
 
     All mapping files are read now, so that a bad one is met before any dump is opened.
     """
+    from twinprobe._align.parameter_order import ByParameter
+
     named = options.fuzzy or options.api or options.cell or options.data or options.layer or options.alignment
     if not named and options.align != "none":
-        return NamesMatcher(options)
+        return ByParameter(NamesMatcher(options))
     from twinprobe._align.mapping.mapped import read_mappings
 
-    return read_mappings(options, by_results=False)
+    return ByParameter(read_mappings(options, by_results=False))
 
 
 # Equal names belong together.

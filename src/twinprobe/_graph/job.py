@@ -12,9 +12,11 @@ from tempfile import TemporaryDirectory
 from twinprobe import __version__
 from twinprobe._align.mapping import MappingOptions
 from twinprobe._align.matcher import build_matcher
+from twinprobe._compare.layouts.findings import with_findings
+from twinprobe._compare.layouts.folders import puts_together
+from twinprobe._compare.layouts.whole import open_wholes
 from twinprobe._compare.one import open_both, worth_two
 from twinprobe._compare.request import Command, Request, mapping_mark, once_in_folder, session_of
-from twinprobe._compare.whole import open_wholes, puts_together, with_findings
 from twinprobe._graph.communication import Call, link_ranks, read_calls, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, find_places, find_replicas, find_wholes, nested, open_dump
 from twinprobe._graph.golden_process import GoldenProcess
