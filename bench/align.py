@@ -30,7 +30,8 @@ from models.reference_truth import REFERENCE_PAIRS
 from models.score import Score, score
 from support import forward, tensor, write_dump
 from twinprobe._align.auto.aligner import align_runs
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._runs.run import Run, open_run
 
 GOALS = {"clean": (0.995, 0.98), "disturbed": (0.99, 0.95)}

@@ -29,7 +29,8 @@ import torch
 
 from twinprobe._align.calls import split
 from twinprobe._align.links import Pairs
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import OUTPUT, PARAMETER, TENSOR

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from make_runs import repeat_dump
 from twinprobe._align.links import Pairs
-from twinprobe._align.matcher import MappingOptions, build_matcher, join_names, match_names
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher, join_names, match_names
 from twinprobe._runs.run import Run, open_run
 
 ROUNDS = 5

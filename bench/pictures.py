@@ -44,7 +44,7 @@ def hide_language(page: Any) -> None:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of ``twinprobe view`` on a folder."""
-    from twinprobe._view.serve import make
+    from twinprobe._view.app import make
 
     server = make(folder, port=0)
     threading.Thread(target=server.run, daemon=True).start()

@@ -24,7 +24,7 @@ from make_graph import write_graph
 SERVER = """
 import sys
 from pathlib import Path
-from twinprobe._view.serve import make
+from twinprobe._view.app import make
 server = make(Path(sys.argv[1]), port=0)
 print(server.url, flush=True)
 server.run()

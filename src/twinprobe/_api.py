@@ -66,7 +66,8 @@ def compare(
     compare`` of the same names mean; ``replay`` may be the seconds to spend on it. Everything happens in this process:
     for hundreds of ranks use the command, which spreads them over workers.
     """
-    from twinprobe._align.matcher import MappingOptions, build_matcher
+    from twinprobe._align.mapping import MappingOptions
+    from twinprobe._align.matcher import build_matcher
     from twinprobe._compare.job import compare_job, plan
     from twinprobe._compare.request import Request
     from twinprobe._compare.steps import compare_steps, follow_steps, steps_of
@@ -235,7 +236,7 @@ def find(
     send each other (``compare -da``); ``rank``, ``step`` and ``rounding`` belong to these.
     """
     from twinprobe._find.programs import is_command
-    from twinprobe._report.html import write_index
+    from twinprobe._report.reports import write_index
 
     if any(map(is_command, (target, golden))):
         from twinprobe._find.search import PAGE, RESULT, search
@@ -354,7 +355,7 @@ def draw(
     ``model_explorer`` is a graph for Google's Model Explorer, and node data with the errors of the comparison.
     """
     if file_type == "model_explorer":
-        from twinprobe._graph.model_explorer import write_model_explorer
+        from twinprobe._graph.vis_files import write_model_explorer
 
         if golden is None:
             return write_model_explorer(open(target), as_path(output_path))
@@ -366,11 +367,10 @@ def draw(
         return write_model_explorer(first.target, as_path(output_path), first)
     if file_type not in ("db", "vis", "json"):
         raise BadInput(f"file_type is {file_type!r}", hint="db, vis, json or model_explorer")
-    from twinprobe._align.matcher import MappingOptions
-    from twinprobe._graph.draw_place import GraphRequest
-    from twinprobe._graph.job import run_request
+    from twinprobe._align.mapping import MappingOptions
+    from twinprobe._graph.job import GraphRequest, run_request
     from twinprobe._judge.rules import Thresholds
-    from twinprobe._report.html import write_index
+    from twinprobe._report.reports import write_index
 
     request = GraphRequest(
         target=as_path(target),

@@ -97,8 +97,7 @@ class Comparison:
     def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
         """Write the result files of the command, for each rank, and return their paths."""
         from twinprobe._report.files import own_timestamp, prepare_folder, result_stem, timestamp_now
-        from twinprobe._report.html import write_index
-        from twinprobe._report.tables import write_reports
+        from twinprobe._report.reports import write_index, write_reports
 
         root, wanted = as_path(folder), [formats] if isinstance(formats, str) else list(formats)
         prepare_folder(root)
@@ -218,7 +217,7 @@ class Aligned:
     def save(self, folder: PathLike) -> list[Path]:
         """Write alignment.json, the mapping files and alignment.html, and return their paths."""
         from twinprobe._report.alignment import write_alignment
-        from twinprobe._report.html import write_index
+        from twinprobe._report.reports import write_index
 
         files = write_alignment(self.alignment, self.target, self.golden, as_path(folder))
         write_index(as_path(folder))

@@ -9,10 +9,6 @@ from pathlib import Path
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def _spelled(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean 'x'? `` with the known name nearest to one that does not exist; nothing where none is near."""
     from difflib import get_close_matches  # needed only once something is wrong
@@ -35,7 +31,7 @@ class TwinProbeError(Exception):
         text = f"{self.where}: {self.what}" if self.where else self.what
         text = f"{text} ({self.hint})" if self.hint else text
         # Names of files and calls are foreign text: an error can be printed whatever they hold, and steers no terminal.
-        return text if text.isprintable() else _STEERING.sub(_spelled, text)
+        return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling, which worker processes need.

@@ -7,7 +7,8 @@ from typing import Any
 
 from support import forward, tensor, write_dump
 from twinprobe._align.links import Pairs
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._runs.run import Run, open_run
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "align"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairing import MAPPING, calls, match, matched, named, rules, small_run, yaml_file
 
-from twinprobe._align.mapping.cell_mapping import CellNames
+from twinprobe._align.mapping.flat_mapping import CellNames
 from twinprobe._align.mapping.yaml_files import Line
 from twinprobe._runs.run import Run
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pairing import calls, match, matched, small_run, yaml_file
 
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 
 LAYERS = """
 ParallelAttention:                 # Layer name

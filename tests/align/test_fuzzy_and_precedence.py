@@ -8,7 +8,8 @@ import pytest
 from pairing import MAPPING, calls, match, matched, named, rules, small_run, yaml_file
 
 from support import tensor, write_dump
-from twinprobe._align.matcher import MappingOptions, build_matcher, match_names
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher, match_names
 from twinprobe._runs.run import Run, open_run
 
 

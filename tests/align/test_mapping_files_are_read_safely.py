@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairing import MAPPING, yaml_file
 
-from twinprobe._align.mapping import yaml_files
+from twinprobe._align.mapping import MappingOptions, yaml_files
 from twinprobe._align.mapping.yaml_files import Mapping, Text, read_flat, read_yaml
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.matcher import build_matcher
 from twinprobe.errors import BadInput
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

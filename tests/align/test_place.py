@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from support import forward, slow, tensor, write_dump
 from twinprobe._align.calls import bare_path
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._cli import main
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._runs.run import Run, open_run

@@ -15,7 +15,8 @@ import yaml
 from support import forward, tensor, write_dump
 from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.auto.alignment import read_alignment
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._cli import align
 from twinprobe._runs.run import Run, open_run
 from twinprobe.errors import NothingToCompare

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twinprobe._align.auto.aligner import align_runs
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._runs.run import Run, open_run
 from twinprobe.torch import record

@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 
 from models.catalogue import CLEAN
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import Options, compare_runs
 
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from twinprobe._align.auto.aligner import align_runs
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._report.alignment import write_alignment
 from twinprobe._runs.run import Run
 from twinprobe.errors import BadInput

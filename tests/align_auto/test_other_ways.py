@@ -21,7 +21,8 @@ from models.catalogue import CLEAN, PAIRS, build, record_run
 from models.held_out_second import HELD_OUT_SECOND
 from twinprobe import auto_diff, compare
 from twinprobe._align.calls import split
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._cli import main
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._graph.read.db import TARGET, last_link

@@ -11,8 +11,9 @@ from models.reference_truth import REFERENCE_PAIRS
 from models.score import score
 from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.auto.alignment import read_alignment
+from twinprobe._align.mapping import MappingOptions
 from twinprobe._align.mapping.layer_tree import read_layer_file
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.matcher import build_matcher
 from twinprobe._report.alignment import write_alignment
 from twinprobe._runs.run import Run, open_run
 

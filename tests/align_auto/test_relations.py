@@ -9,7 +9,8 @@ import numpy as np
 
 from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.auto.alignment import COMPOSITE, FUSED, MODULE_CALL, RESIDUAL, Relation
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import Options, compare_runs
 
 

@@ -14,8 +14,7 @@ from attack_tools import ALLOWED_MEMORY, cost
 
 from twinprobe._align.auto.alignment import read_alignment
 from twinprobe._align.mapping.api_mapping import read_api_file
-from twinprobe._align.mapping.cell_mapping import read_cell_file
-from twinprobe._align.mapping.data_mapping import read_data_file
+from twinprobe._align.mapping.flat_mapping import read_cell_file, read_data_file
 from twinprobe._align.mapping.layer_tree import read_layer_file
 from twinprobe._align.ops.table import read_table
 from twinprobe._compare.merge.config import read_merge_config

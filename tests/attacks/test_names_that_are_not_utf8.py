@@ -15,8 +15,8 @@ import pytest
 
 from support import forward, tensor, write_dump
 from twinprobe._cli import main
-from twinprobe._report.dataset import find_dataset
-from twinprobe._view.serve import make
+from twinprobe._report.tables import find_dataset
+from twinprobe._view.app import make
 
 ODD = os.fsdecode(b"caf\xe9 \xff")
 SHOWN = r"caf\udce9 \udcff"  # how it is spelled wherever it has to be text

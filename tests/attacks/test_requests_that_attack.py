@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from twinprobe._view.serve import make
+from twinprobe._view.app import make
 
 COMMAND = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
 GIGABYTE = 1 << 30

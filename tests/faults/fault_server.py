@@ -276,7 +276,7 @@ def serve() -> None:
 
     import twinprobe._compare.job
     import twinprobe._measure.pair
-    import twinprobe._report.html  # noqa: F401
+    import twinprobe._report.reports  # noqa: F401
 
     for line in sys.stdin:
         sys.stdout.write(json.dumps(run(json.loads(line))) + "\n")

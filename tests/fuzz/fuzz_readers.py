@@ -124,8 +124,7 @@ def _model_tree(path: Path) -> None:
 
 
 def _llm_statistics(path: Path) -> None:
-    from twinprobe._runs.llm.files import TORCH, TokenFolder
-    from twinprobe._runs.llm.statistics import recorded_statistics
+    from twinprobe._runs.llm.files import TORCH, TokenFolder, recorded_statistics
 
     folder = path.parent / "run" / "0" / "root.head"
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,9 +197,9 @@ READERS: dict[str, Reader] = {
     "api_mapping": Reader("am.yaml", partial(seeds.mappings, "am"), change.change_text,
                           _mapping("twinprobe._align.mapping.api_mapping", "read_api_file")),
     "cell_mapping": Reader("cm.yaml", partial(seeds.mappings, "cm"), change.change_text,
-                           _mapping("twinprobe._align.mapping.cell_mapping", "read_cell_file")),
+                           _mapping("twinprobe._align.mapping.flat_mapping", "read_cell_file")),
     "data_mapping": Reader("dm.yaml", partial(seeds.mappings, "dm"), change.change_text,
-                           _mapping("twinprobe._align.mapping.data_mapping", "read_data_file")),
+                           _mapping("twinprobe._align.mapping.flat_mapping", "read_data_file")),
     "layer_mapping": Reader("lm.yaml", partial(seeds.mappings, "lm"), change.change_text,
                             _mapping("twinprobe._align.mapping.layer_tree", "read_layer_file")),
     "merge_config": Reader("config.yaml", seeds.merge_configs, change.change_text,

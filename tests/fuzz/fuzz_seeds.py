@@ -121,9 +121,8 @@ def atb_files() -> list[bytes]:
 @cache
 def _graphs() -> tuple[list[bytes], list[bytes]]:
     """Files of both kinds as the program draws them, from runs of a few calls."""
-    from twinprobe._align.matcher import MappingOptions
-    from twinprobe._graph.draw_place import GraphRequest
-    from twinprobe._graph.job import run_request
+    from twinprobe._align.mapping import MappingOptions
+    from twinprobe._graph.job import GraphRequest, run_request
 
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")

@@ -9,9 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from twinprobe._align.matcher import MappingOptions
-from twinprobe._graph.draw_place import GraphRequest
-from twinprobe._graph.job import Outcome, run_request
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._graph.job import GraphRequest, Outcome, run_request
 from twinprobe._scale.engine import EngineOptions
 
 JSON_COLUMNS = ("sub_nodes", "matched_node_link", "matched_distributed", "input_data", "output_data")

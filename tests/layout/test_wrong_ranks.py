@@ -25,7 +25,6 @@ def record(
     """Write the arrays of calls (``parameters.weight``, ``output.0``) as a recorder does: statistics and sketches."""
     data: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    number = 0
     with (folder / f"{name}.sketch").open("wb") as stream:
         sketches = SketchFile(stream)
         for op, values in calls.items():
@@ -42,7 +41,7 @@ def record(
                     leaf = {"Max": int(content.max()), "Min": int(content.min()), "Mean": None, "Norm": None}
                 leaf |= {"type": "torch.Tensor", "dtype": f"torch.{dtype}", "shape": list(content.shape)}
                 leaf["requires_grad"] = False
-                sketches.add([(number := number + 1, sketch)])
+                sketches.add(sketch)
                 if part == "parameters":
                     entry.setdefault("parameters", {})[key] = leaf
                 elif part == "gradient":

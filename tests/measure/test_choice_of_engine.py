@@ -99,7 +99,7 @@ def test_where_nothing_can_be_kept_the_kernels_still_work(tmp_path: Path) -> Non
 import tempfile
 tempfile.tempdir = {str(blocked)!r}
 engine_for(1 << 40)
-from twinprobe._measure.machine_code import cache_folder
+from twinprobe._measure.kernels import cache_folder
 print(cache_folder(), type(engine_for(0)).__name__)
 {MEASURE}
 """
@@ -113,7 +113,7 @@ def test_a_cache_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) 
     pytest.importorskip("numba")
     (tmp_path / "twinprobe").mkdir()
     (tmp_path / "twinprobe").chmod(0o777)
-    code = "from twinprobe._measure.machine_code import cache_folder; print(cache_folder())"
+    code = "from twinprobe._measure.kernels import cache_folder; print(cache_folder())"
     found = fresh(code, XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR="")
     assert str(tmp_path / "twinprobe") not in found
 

@@ -58,6 +58,7 @@ def test_code_that_was_changed_is_not_run(compiled: tuple[Path, str]) -> None:
 
 
 def test_a_loop_that_would_need_the_compiler_at_run_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from twinprobe._measure.kernels import LIBRARY, host_machine
     from twinprobe._measure.loops import compile as compiler
 
     def allocates(size: int) -> None:
@@ -65,7 +66,7 @@ def test_a_loop_that_would_need_the_compiler_at_run_time_is_refused(monkeypatch:
 
     monkeypatch.setitem(compiler.LOOPS, "allocates", allocates)
     with pytest.raises(RuntimeError, match="calls NRT"):
-        compiler.machine_code_of("allocates")
+        compiler.machine_code_of("allocates", host_machine(), LIBRARY)
 
 
 def test_only_elements_that_lie_one_behind_the_other_have_an_address() -> None:

@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 from report_tables import summary_of
 
 from twinprobe._judge.summary import Summary
-from twinprobe._report.html import fill_html
+from twinprobe._report.reports import fill_html
 
 Open = Callable[..., Page]
 

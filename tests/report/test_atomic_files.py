@@ -125,7 +125,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from report_tables import long_table, summary_of
 from twinprobe.errors import BadInput
-from twinprobe._report.tables import write_reports
+from twinprobe._report.reports import write_reports
 table = long_table(20_000)
 try:
     write_reports(table, summary_of(table), Path(sys.argv[1]), "r", [sys.argv[3]])

@@ -13,7 +13,7 @@ from report_page import shown_names, shown_rows
 from report_tables import completed, long_table, small_table, summary_of, with_texts
 
 from twinprobe._judge.summary import RunInfo, Summary
-from twinprobe._report.html import fill_html
+from twinprobe._report.reports import fill_html
 
 Open = Callable[..., Page]
 EVIL = [

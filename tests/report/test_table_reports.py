@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from report_tables import DATA, MODES, long_table, read_csv, small_table, summary_of, unguarded, with_texts
 
 from twinprobe._report.console import visible_cells
-from twinprobe._report.tables import (
-    as_texts,
-    csv_parts,
-    fill_csv,
-    fill_json,
-    fill_parquet,
-    guarded,
-)
+from twinprobe._report.reports import fill_json
+from twinprobe._report.tables import as_texts, csv_parts, fill_csv, fill_parquet, guarded
 
 FORMULAS = ["=cmd|' /C calc'!A0", "+1+1", "->ij", "@SUM(A1)", "'=quoted", "a;=b", "1.0;-2.0", "－1", "x\n=y"]
 NUMBERS = ["-0.5", "-1e-05", "+3", "-inf", "inf", "nan", "-3.5%", "0"]

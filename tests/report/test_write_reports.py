@@ -10,7 +10,7 @@ import pytest
 from report_tables import names_in, small_table, summary_of
 
 from twinprobe._report.files import prepare_folder
-from twinprobe._report.tables import FORMATS, check_formats, write_reports
+from twinprobe._report.reports import FORMATS, check_formats, write_reports
 from twinprobe.errors import BadInput
 
 
@@ -47,7 +47,7 @@ def test_where_one_format_fails_none_appears(tmp_path: Path) -> None:
 
 def test_the_report_package_loads_without_polars() -> None:
     code = (
-        "import sys, twinprobe._report.tables, twinprobe._report.console, twinprobe._report.files;"
+        "import sys, twinprobe._report.reports, twinprobe._report.console, twinprobe._report.files;"
         "import twinprobe._judge.summary;"
         "sys.exit(any(name in sys.modules for name in ('polars', 'numba', 'openpyxl', 'rich')))"
     )

@@ -14,7 +14,7 @@ from many_ranks import compare, ranks_at, tables, tensors_at
 from support import forward, tensor, write_dump
 from twinprobe._cli import main
 from twinprobe._compare.merge.job import merge_results
-from twinprobe._report.dataset import find_dataset, places
+from twinprobe._report.tables import find_dataset, places
 
 MANY = 18
 

@@ -14,7 +14,7 @@ from many_ranks import begun, compare, leftovers, ranks_at, tables, tensors_at
 from support import slow
 from twinprobe._compare.job import run_request
 from twinprobe._compare.request import Request
-from twinprobe._report.dataset import find_dataset
+from twinprobe._report.tables import find_dataset
 from twinprobe._runs.run import run_fingerprint
 from twinprobe._scale.engine import EngineOptions
 

@@ -51,8 +51,7 @@ def hierarchical(folder: Path, count: int) -> Path:
 
 
 def graph_case(folder: Path, form: str) -> Case:
-    from twinprobe._graph.draw_place import GraphRequest
-    from twinprobe._graph.job import run_request
+    from twinprobe._graph.job import GraphRequest, run_request
 
     sides = hierarchical(folder / "t", PIECES), hierarchical(folder / "g", PIECES)
 

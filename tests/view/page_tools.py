@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from twinprobe._view.serve import make
+from twinprobe._view.app import make
 
 
 def show(page: Any, url: str, file: str = "", **state: Any) -> None:

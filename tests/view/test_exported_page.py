@@ -13,7 +13,7 @@ from page_tools import becomes, stands_on
 from reference_files import FILES
 
 from support import slow
-from twinprobe._report.html import SHARED
+from twinprobe._report.reports import SHARED
 from twinprobe._view.app import STATIC
 from twinprobe._view.export import bundle, export_page
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe._report.html import SHARED
+from twinprobe._report.reports import SHARED
 from twinprobe._view.app import STATIC
 
 VERSION = "5.9.3"

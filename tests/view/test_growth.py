@@ -10,9 +10,8 @@ import pytest
 from page_tools import becomes, current, show
 
 from support import forward, tensor, write_dump
-from twinprobe._align.matcher import MappingOptions
-from twinprobe._graph.draw_place import GraphRequest
-from twinprobe._graph.job import run_request
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._graph.job import GraphRequest, run_request
 from twinprobe._scale.engine import EngineOptions
 from twinprobe._view.answers import RequestArguments, Workspace, counts, error_growth, nodes
 from twinprobe._view.export import export_page

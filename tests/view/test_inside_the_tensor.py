@@ -15,7 +15,7 @@ from werkzeug.test import Client
 
 from support import tensor_dump
 from twinprobe._cli import main
-from twinprobe._runs.summaries import read_summaries
+from twinprobe._runs.sketches import read_summaries
 from twinprobe._view.app import ViewApp
 
 NAME = "Torch.a.0.forward"

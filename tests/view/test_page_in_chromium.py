@@ -174,8 +174,7 @@ def test_thousands_of_children_are_scrolled_through_with_few_boxes(
 @pytest.fixture(scope="module")
 def own(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What our own commands write of real dumps: one database, and one file per rank and step."""
-    from twinprobe._graph.draw_place import GraphRequest
-    from twinprobe._graph.job import run_request
+    from twinprobe._graph.job import GraphRequest, run_request
     from twinprobe._scale.engine import EngineOptions
 
     dumps, folder = reference / "graph" / "dumps", tmp_path_factory.mktemp("own")

@@ -15,7 +15,7 @@ from graph_files import flat, node, write_pair
 from page_tools import becomes, box_of, show
 
 from twinprobe._cli.view import _check
-from twinprobe._view.serve import is_loopback
+from twinprobe._view.app import is_loopback
 from twinprobe.errors import BadInput
 
 

@@ -10,9 +10,8 @@ import pytest
 from page_tools import show, stands_on
 
 from support import forward, tensor, write_dump
-from twinprobe._align.matcher import MappingOptions
-from twinprobe._graph.draw_place import GraphRequest
-from twinprobe._graph.job import run_request
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._graph.job import GraphRequest, run_request
 from twinprobe._scale.engine import EngineOptions
 from twinprobe._view.answers import RequestArguments, Workspace, node, nodes
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from twinprobe._cli import main, view
-from twinprobe._view.serve import Server, make
+from twinprobe._view.app import Server, make
 from twinprobe.errors import BadInput
 
 PROGRAM = """

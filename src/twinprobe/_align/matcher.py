@@ -1,53 +1,23 @@
-"""All mapping options as one matcher; what a run does not need is not even imported."""
+"""What pairs two runs: all mapping options as one matcher. What a run does not need is not even imported."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from twinprobe._align.links import RULE, Pairs, from_partners, needs_help
-from twinprobe._runs.names import BACKWARD, OPTIMIZER, parse_op
-from twinprobe._runs.run import OPTIMIZER_FILE, Run
-from twinprobe._runs.table import OUTPUT
-
-# Which mappings a user can ask for.
-
-
-@dataclass
-class MappingOptions:
-    """Which mappings a user asks for. ``True`` stands for an option without a file.
-
-    ``output`` is the folder that receives ``data_mapping_{timestamp}.yaml`` when ``layer`` is given; ``label`` (a rank
-    folder's name, say) keeps the files of several ranks apart.
-    """
-
-    fuzzy: bool = False
-    api: Path | Literal[True] | None = None
-    cell: Path | Literal[True] | None = None
-    data: Path | None = None
-    layer: Path | None = None
-    output: Path | None = None
-    timestamp: str = ""
-    label: str = ""
-    pair: Literal["place", "numbers"] = "place"
-    align: Literal["auto", "names", "none"] = "auto"
-    alignment: Path | None = None
-
-    @property
-    def any(self) -> bool:
-        """Whether there is anything but equal names to go by."""
-        named = self.fuzzy or self.api or self.cell or self.data or self.layer or self.alignment
-        return bool(named) or self.align == "none"
-
-    @property
-    def fills(self) -> bool:
-        """Whether unmapped calls may be aligned; bare -cm and -am align nothing."""
-        return self.align == "auto" and self.cell is not True and self.api is not True
+from twinprobe._align.calls import bare_path
+from twinprobe._align.links import NONE, RULE, CallGroup, Pairs, from_partners, needs_help
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._lazy import polars as pl
+from twinprobe._runs.names import BACKWARD, IN_OPTIMIZER, OPTIMIZER, TOTAL_NORM, parse_op, updated_parameter
+from twinprobe._runs.run import OPTIMIZER_FILE, Run, open_run
+from twinprobe._runs.table import OUTPUT, PARAMETER, STATS
+from twinprobe.errors import TwinProbeError
 
 
 @dataclass
@@ -77,7 +47,7 @@ class NamesMatcher:
         else:
             from twinprobe._align.mapping.mapped import read_mappings
 
-            pairs = read_mappings(self.options)(target, golden)
+            pairs = read_mappings(self.options, by_results=True)(target, golden)
             if not by_place:
                 return pairs
         from twinprobe._align.rows import fit_shapes
@@ -90,13 +60,13 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
 
     All mapping files are read now, so that a bad one is met before any dump is opened.
     """
-    from twinprobe._align.parameter_order import ByParameter
-
-    if not options.any:
-        return ByParameter(NamesMatcher(options))
+    named = options.fuzzy or options.api or options.cell or options.data or options.layer or options.alignment
+    if not named and options.align != "none":
+        names = NamesMatcher(options)
+        return ByParameter(names) if options.pair == "place" and options.align == "auto" else names
     from twinprobe._align.mapping.mapped import read_mappings
 
-    return ByParameter(read_mappings(options))
+    return read_mappings(options, by_results=False)
 
 
 # Equal names belong together.
@@ -194,3 +164,189 @@ def row_keys(run: Run, keys: Sequence[str]) -> list[str]:
             name = name.replace(".kwargs.", ".input.", 1)
         result.append(name)
     return result
+
+
+# Optimizers that go through their parameters in another order: their calls belong together by parameter.
+#
+# A module may register its parameters in another order than golden's, and somebody may sort or group them. Then the
+# third call of an optimizer's loop, or the third element of its lists, is that of another parameter.
+
+Matcher = Callable[[Run, Run], Pairs]
+Values = tuple[object, ...]
+
+_BY_PARAMETER = "place: the parameter"
+_LISTED = re.compile(r"(\.(?:input\.[^.]+|output(?:\.0)?))\.\d+")  # an element of a list
+_NOTE = "the optimizers go through their parameters in another order: their calls were paired by parameter"
+
+
+@dataclass
+class ByParameter:
+    """Pairs two runs with the golden run's optimizer calls in the order in which the target's take its parameters."""
+
+    match: Matcher
+
+    def __call__(self, target: Run, golden: Run) -> Pairs:
+        """Pair two runs."""
+        wanted, order = _order(target), _order(golden)
+        if list(wanted) == list(order) or len(wanted) != len(order):
+            return self.match(target, golden)
+        names = _same_parameters(wanted, order)
+        places = {names[name]: place for place, name in enumerate(wanted) if name in names}
+        sorted_run = _in_order(golden, order, places) if len(places) == len(order) else None
+        if sorted_run is None:
+            return self.match(target, golden)
+        run, rows, ops = sorted_run
+        pairs = self.match(target, run)
+        old = np.append(rows, NONE).astype(np.int32)[pairs.golden]
+        moved = (old != pairs.golden) & (pairs.target != NONE) & (old != NONE)
+        return Pairs(
+            pairs.target,
+            old,
+            [_BY_PARAMETER if is_moved else rule for rule, is_moved in zip(pairs.rule, moved.tolist(), strict=True)],
+            [*pairs.notes, _NOTE] if moved.any() else pairs.notes,
+            {at: (mine, tuple(int(rows[row]) for row in theirs)) for at, (mine, theirs) in pairs.groups.items()},
+            [CallGroup(group.target, tuple(ops[op] for op in group.golden)) for group in pairs.call_groups],
+        )
+
+
+@dataclass(frozen=True)
+class _Updated:
+    """A parameter before and after a step: shape and statistics."""
+
+    before: Values
+    after: Values
+
+
+def _order(run: Run) -> dict[str, _Updated]:
+    """The parameters in the order in which the step took them; empty where nobody knows, or where nothing of the
+    optimizer was recorded but what it read and wrote."""
+    file = run.path.parent / OPTIMIZER_FILE
+    if run.arrangement or IN_OPTIMIZER not in run.parents.values() or not file.is_file():
+        return {}
+    try:
+        table = open_run(file).table
+    except TwinProbeError:
+        return {}
+    table = table.filter(~table["name"].str.starts_with(TOTAL_NORM))
+    before, after = (
+        {
+            bare_path(updated_parameter(name)): values
+            for name, *values in rows.select("name", "shape", *STATS).iter_rows()
+        }
+        for rows in (
+            table.filter(table["role"] == role).select("name", "shape", *STATS) for role in (PARAMETER, OUTPUT)
+        )
+    )
+    # A parameter that two steps write to has no one place.
+    once = len(after) == (table["role"] == OUTPUT).sum() and before.keys() == after.keys()
+    return {name: _Updated(tuple(before[name]), tuple(after[name])) for name in after} if once else {}
+
+
+def _same_parameters(wanted: dict[str, _Updated], order: dict[str, _Updated]) -> dict[str, str]:
+    """Golden's name of each of the target's parameters: the same one; where two names stand for a tied weight, or where
+    all of them are others, that of the same values, in order; else the only one of the shape."""
+    found = {name: name for name in wanted if name in order}
+    for sign in (_values_before, _shape):
+        rest = defaultdict[Hashable, tuple[list[str], list[str]]](lambda: ([], []))
+        for side, names in enumerate((wanted.keys() - found.keys(), order.keys() - set(found.values()))):
+            known = (wanted, order)[side]
+            for name in (name for name in known if name in names):
+                rest[sign(known[name])][side].append(name)
+        for own, others in rest.values():
+            if len(own) == len(others) and (sign is _values_before or len(own) == 1):
+                found |= zip(own, others, strict=True)
+    return found
+
+
+def _values_before(parameter: _Updated) -> Hashable:
+    return _shape(parameter), *(f"{value:.4g}" for value in parameter.before[1:] if isinstance(value, float))
+
+
+def _shape(parameter: _Updated) -> Hashable:
+    return parameter.before[0]
+
+
+def _in_order(
+    run: Run, order: dict[str, _Updated], wanted: dict[str, int]
+) -> tuple[Run, NDArray[np.int64], list[int]] | None:
+    """A run with its optimizer's calls in another order of the parameters, and which rows and calls it is made of."""
+    stretches = _stretches(run, [(name, known.after) for name, known in order.items()])
+    if not stretches:
+        return None
+    stretches.sort(key=lambda stretch: min(wanted[name] for name in stretch[1]))
+    inside = sorted(op for ops, _ in stretches for op in ops)
+    ops = list(range(len(run.ops)))
+    for place, op in zip(inside, (op for ops, _ in stretches for op in ops), strict=True):
+        ops[place] = op
+    starts = np.searchsorted(run.table["op"].to_numpy(), np.arange(len(ops) + 1))
+    listed = {op: [wanted[name] for name in names] for own, names in stretches if len(names) > 1 for op in own}
+    names = run.table["name"].to_list()
+    renamed, rows = list[str](), list[int]()
+    new_ops = list(run.ops)
+    for place, name in zip(inside, _renumbered([run.ops[ops[place]] for place in inside]), strict=True):
+        new_ops[place] = name
+    for op, new in zip(ops, new_ops, strict=True):
+        own = list(range(starts[op], starts[op + 1]))
+        if op in listed:
+            own = _elements_in_order(own, names, run.ops[op], listed[op])
+        rows += own
+        # A list's elements keep the names of their places.
+        renamed += [new + names[row].removeprefix(run.ops[op]) for row in range(starts[op], starts[op + 1])]
+    taken = np.array(rows, dtype=np.int64)
+    table = run.table[taken].with_columns(
+        pl.Series("name", renamed, dtype=pl.String),
+        pl.Series("op", np.repeat(np.arange(len(ops)), np.diff(starts)[ops]), dtype=run.table.schema["op"]),
+    )
+    sorted_run = replace(run, ops=new_ops, table=table, recorded=run, kept=taken)
+    return sorted_run, taken, ops
+
+
+def _stretches(run: Run, order: list[tuple[str, Values]]) -> list[tuple[list[int], list[str]]]:
+    """The calls that update one parameter, or with lists several, each up to the one that leaves what the step left."""
+    inside = [op for op, name in enumerate(run.ops) if run.parents.get(name) == IN_OPTIMIZER]
+    results = defaultdict[int, list[Values]](list)
+    outputs = run.table.filter((run.table["role"] == OUTPUT) & run.table["op"].is_in(inside))
+    for op, *values in outputs.select("op", "shape", *STATS).iter_rows():
+        results[op].append(tuple(values))
+    found, own, at = list[tuple[list[int], list[str]]](), list[int](), 0
+    for op in inside:
+        own.append(op)
+        count = len(results[op])
+        if count and results[op] == [values for _, values in order[at : at + count]]:
+            found.append((own, [name for name, _ in order[at : at + count]]))
+            own, at = [], at + count
+    # Calls behind the last one: what this optimizer does in a loop does not end with the parameter.
+    return found if at == len(order) and not own and len(found) > 0 else []
+
+
+def _elements_in_order(rows: list[int], names: list[str], op: str, places: list[int]) -> list[int]:
+    """A call's rows with the elements of its lists, one for each parameter, sorted by the parameters' places."""
+    lists = defaultdict[str, list[int]](list)
+    for at, row in enumerate(rows):
+        listed = _LISTED.fullmatch(names[row].removeprefix(op))
+        if listed is not None:
+            lists[listed[1]].append(at)
+    found = list(rows)
+    order = sorted(range(len(places)), key=places.__getitem__)
+    for own in lists.values():
+        if len(own) == len(order):
+            for at, other in zip(own, order, strict=True):
+                found[at] = rows[own[other]]
+    return found
+
+
+def _renumbered(ops: list[str]) -> list[str]:
+    """Names of calls that stand in another order, with numbers that count on."""
+    seen = Counter[str]()
+    numbers = defaultdict[str, list[int]](list)
+    parsed = [parse_op(op) for op in ops]
+    for op in parsed:
+        numbers[op.without_call].append(op.call)
+    for known in numbers.values():
+        known.sort()
+    names = []
+    for op in parsed:
+        kind = op.without_call
+        names.append(op.renumbered(numbers[kind][seen[kind]]))
+        seen[kind] += 1
+    return names

@@ -131,7 +131,7 @@ def _take_sides(args: argparse.Namespace) -> None:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    from twinprobe._align.matcher import MappingOptions
+    from twinprobe._align.mapping import MappingOptions
     from twinprobe._compare.request import Request
     from twinprobe._judge.rules import Thresholds
 

@@ -14,8 +14,7 @@ from twinprobe._cli.main import add_allow_missing, exit_code
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from twinprobe._graph.draw_place import GraphRequest
-    from twinprobe._graph.job import Outcome
+    from twinprobe._graph.job import GraphRequest, Outcome
 
 FILE_TYPES = ("vis", "db", "json")
 
@@ -80,8 +79,8 @@ def build_request(
     # free memory per thread; one is enough and saves a good tenth of all memory. No linear algebra is done here.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "narenas:1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from twinprobe._align.matcher import MappingOptions
-    from twinprobe._graph.draw_place import GraphRequest
+    from twinprobe._align.mapping import MappingOptions
+    from twinprobe._graph.job import GraphRequest
     from twinprobe._judge.rules import Thresholds
 
     layer: Path | Literal[True] | None = args.layer_mapping

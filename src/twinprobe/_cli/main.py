@@ -187,7 +187,7 @@ def main(
         with tidy_on_signals(_without_framework(words, prog)[0]):
             code = int(args.run(args))
             if args.results is not None:
-                from twinprobe._report.html import write_index
+                from twinprobe._report.reports import write_index
 
                 with suppress(TwinProbeError, OSError):  # the results are there without it
                     write_index(getattr(args, args.results))
@@ -236,9 +236,12 @@ def _parse(words: list[str], prog: str) -> argparse.Namespace:
 
 
 def _complete(args: argparse.Namespace) -> int:
+    """Print a script that teaches a shell the commands, their flags, and the values of flags that have few."""
     if len(args.shell) != 1 or args.shell[0] not in SHELLS:
         args.parser.error(f"argument --completion: choose from {', '.join(SHELLS)}")
-    sys.stdout.write(completion(args.shell[0], args.prog, args.commands))
+    name = re.sub(r"\W", "_", args.prog)
+    writer = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell[0]]
+    sys.stdout.write("\n".join(writer(args.prog, name, args.commands)) + "\n")
     return 0
 
 
@@ -296,13 +299,6 @@ def overview(prog: str) -> str:
         lines += [f"  {title}", f"      {example.format(prog=prog)}", f"          {remark.format(prog=prog)}"]
     lines += ["", f"Commands: {', '.join(COMMANDS)}.", f"'{prog} COMMAND --help' explains a command."]
     return "\n".join(lines) + "\n"
-
-
-def completion(shell: str, prog: str, parsers: dict[str, argparse.ArgumentParser]) -> str:
-    """A script that teaches a shell the commands, their flags, and the values of flags that have few."""
-    name = re.sub(r"\W", "_", prog)
-    writer = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]
-    return "\n".join(writer(prog, name, parsers)) + "\n"
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], list[str], str]]:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, shown: Path) -> int:
-    from twinprobe._view.serve import make
+    from twinprobe._view.app import make
 
     server = make(args.place, host=args.host, port=args.port)
     say(f"TwinProbe shows {shown} at {server.url} (Ctrl+C ends it)")

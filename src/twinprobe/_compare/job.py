@@ -28,11 +28,10 @@ from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arran
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
 from twinprobe._judge.across.ranks import find_culprits
 from twinprobe._lazy import polars as pl
-from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
-from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
-from twinprobe._report.tables import write_reports
+from twinprobe._report.reports import call_report, write_calls, write_culprits, write_reports
+from twinprobe._report.tables import write_part
 from twinprobe._runs.dump_json import REST_LOST
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.names import LOOKED_UP

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from twinprobe import __version__
 from twinprobe._align.folders import match_kernels
-from twinprobe._align.matcher import MappingOptions
+from twinprobe._align.mapping import MappingOptions
 from twinprobe._compare.one import Options, compare_runs, silent
 from twinprobe._compare.ranks import finish, run_all
 from twinprobe._compare.request import Outcome, Request, once
@@ -25,6 +25,7 @@ from twinprobe._lazy import polars as pl
 from twinprobe._measure.statistics import statistics
 from twinprobe._report.console import log_rows
 from twinprobe._report.files import prepare_folder
+from twinprobe._report.reports import write_reports
 from twinprobe._report.tables import (
     DIFFERENCES,
     NOT_APPLICABLE,
@@ -34,7 +35,6 @@ from twinprobe._report.tables import (
     metric_columns,
     side_columns,
     statistic_columns,
-    write_reports,
 )
 from twinprobe._runs.kernel_dump import (
     NPY,

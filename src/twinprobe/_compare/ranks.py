@@ -15,7 +15,7 @@ from twinprobe._judge.across.ranks import Culprit, Exchanges, Meeting, RankFacts
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._judge.summary import Divergence, Summary, unread_rows
-from twinprobe._report.dataset import MEETINGS, Place
+from twinprobe._report.tables import MEETINGS, Place
 from twinprobe._runs.remote.contents import local_copies
 from twinprobe._scale.engine import Stream
 from twinprobe._scale.ledger import Session

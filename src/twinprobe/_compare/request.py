@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twinprobe import __version__
-from twinprobe._align.matcher import MappingOptions
+from twinprobe._align.mapping import MappingOptions
 from twinprobe._compare.one import Isolate
 from twinprobe._compare.slices import Cut
 from twinprobe._judge.across.ranks import RankFacts
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.summary import Summary
-from twinprobe._report.dataset import Place, dataset_folder
 from twinprobe._report.files import own_timestamp, timestamp_now
+from twinprobe._report.tables import Place, dataset_folder
 from twinprobe._runs.run import RunKey, run_fingerprint
 from twinprobe._runs.whole_files import place
 from twinprobe._scale.engine import SLICE_BYTES, EngineOptions

@@ -412,7 +412,7 @@ def write_sketches(files: Iterable[Path], output: Path) -> int:
                     leaf = {"type": "Tensor", "dtype": tensor.dtype, "shape": list(tensor.shape)}
                     leaves[name] = leaf | dict(zip(("Max", "Min", "Mean", "Norm"), values, strict=False))
                     came_from[name] = file
-                    sketches.add([(len(leaves), row)])
+                    sketches.add(row)
             if not leaves:
                 raise NothingToCompare("hold no tensors", where=", ".join(map(str, files)))
             head = {"task": "statistics", "level": "debug", "framework": "pytorch", "dump_data_dir": None}

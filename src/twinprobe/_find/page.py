@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._report.console import place_in_code
-from twinprobe._report.html import fill_static, safe
+from twinprobe._report.reports import fill_static, safe
 
 if TYPE_CHECKING:
     from twinprobe._judge.across.steps import Trend

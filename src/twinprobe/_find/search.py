@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from twinprobe._align.folders import FolderPair, pair_folders
-from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._align.mapping import MappingOptions
+from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_paths
 from twinprobe._compare.ranks import rank_facts
 from twinprobe._compare.steps import compare_steps
@@ -31,7 +32,7 @@ from twinprobe._judge.summary import Divergence
 from twinprobe._report.console import json_bytes, place_in_code
 from twinprobe._report.files import prepare_folder, replacing, result_stem, timestamp_now
 from twinprobe._report.overview import write_steps
-from twinprobe._report.tables import write_reports
+from twinprobe._report.reports import write_reports
 from twinprobe._runs.names import OPTIMIZER
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, open_run, run_folders
 from twinprobe._runs.watch import watch_files

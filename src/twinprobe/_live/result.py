@@ -14,8 +14,7 @@ from twinprobe._lazy import polars as pl
 from twinprobe._live.findings import INJECTED, Finding, Findings, FirstDifference, differing
 from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._report.html import fill_static, safe, write_index
-from twinprobe._report.tables import fill_table
+from twinprobe._report.reports import fill_static, fill_table, safe, write_index
 from twinprobe._runs.names import FORWARD, listed, parse_op
 from twinprobe.errors import BadInput
 

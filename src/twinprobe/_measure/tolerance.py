@@ -163,7 +163,7 @@ _PAIRS, _ELEMENTS = 300, 1 << 21
 def _kernel() -> Any:
     """The compiled function; None where it cannot be used."""
     try:
-        from twinprobe._measure.machine_code import ensure_usable, load
+        from twinprobe._measure.kernels import ensure_usable, load
 
         ensure_usable()
         return load("gaps", 5)

@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -23,13 +23,13 @@ from twinprobe._measure.blocks import one_summary
 from twinprobe._record.entries import Entry, Renderer, Row, sketches_of
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import DIRECTIONS
-from twinprobe._runs.sketches import SUFFIX, SketchJournal
-from twinprobe._runs.summaries import SUMMARIES
+from twinprobe._runs.sketches import JOURNAL_HEAD, NO_ROW, PLACE, SUFFIX, SUMMARIES, finish_journal, read_file
 from twinprobe._runs.tensors.elements import HostTensor
 
 PART_SUFFIX = ".part"
 TENSOR_FOLDER = "dump_tensor_data"
 _LONGEST_NAME = 200
+UNSAFE = str.maketrans(dict.fromkeys('/\\\0:*?"<>|', "_"))  # what some file system takes in no name
 _DISK_ERRORS = frozenset({
     errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ENOTDIR,
     errno.EEXIST, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT,
@@ -52,11 +52,13 @@ class DumpFolder:
         self.bytes_written = 0
         self.entries = 0
         self._file: IO[bytes] | None = None
-        self._sketches: SketchJournal | None = None
+        self._sketches: _SketchJournal | None = None
         self._summaries: IO[bytes] | None = None
         self._taken: set[str] = set()
         self._unsynced = False
         self.tensor_folder = path / TENSOR_FOLDER
+        self.sketch_file = path / f"{index}{SUFFIX}"
+        self.sketch_part = path / f"{index}{SUFFIX}{PART_SUFFIX}"
 
     @property
     def part(self) -> Path:
@@ -94,7 +96,7 @@ class DumpFolder:
         if self.index == "dump":  # whose readers leave out what has no direction
             entries = [entry for entry in entries if not DIRECTIONS.isdisjoint(entry[0].rsplit(".", 2)[-2:])]
         if entries and self._sketches is None:
-            self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}")
+            self._sketches = _SketchJournal(self.sketch_part)
         if self._sketches is not None:
             self._sketches.add(row for _, rows in entries for row in rows)
 
@@ -114,10 +116,6 @@ class DumpFolder:
             self._summaries = (self.path / f"{self.index}{SUMMARIES}").open("ab", buffering=1 << 16)
         self._summaries.write(msgspec.json.encode(line) + b"\n")
 
-    @property
-    def sketch_name(self) -> str:
-        return f"{self.index}{SUFFIX}"
-
     def reopen(self) -> None:
         """Go on with a closed index: the same step was started again."""
         target = self.path / f"{self.index}.json"
@@ -127,9 +125,8 @@ class DumpFolder:
                 if line.startswith(b"  "):
                     part.write(b"{" + line[2:].rstrip(b"\n").removesuffix(b",") + b"}\n")
         self._file = self.part.open("ab", buffering=1 << 16)
-        earlier = self.path / self.sketch_name
-        if earlier.exists():  # like the index, it stays until there is another
-            self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}", earlier)
+        if self.sketch_file.exists():  # like the index, it stays until there is another
+            self._sketches = _SketchJournal(self.sketch_part, self.sketch_file)
 
     def flush(self) -> None:
         """Hand everything added so far to the system, where it outlives this process."""
@@ -189,11 +186,11 @@ class DumpFolder:
                 stream.write(text.encode("utf-8", "backslashreplace"))
             self.bytes_written += target.stat().st_size
         if self._sketches is not None:
-            target = self.path / self.sketch_name
-            with _replacing(target, sync=True) as stream:
-                self._sketches.finish(stream)
-            self.bytes_written += target.stat().st_size
-            (self.path / f"{self.sketch_name}{PART_SUFFIX}").unlink()
+            self._sketches.stream.close()
+            with _replacing(self.sketch_file, sync=True) as stream:
+                finish_journal(self.sketch_part, stream)
+            self.bytes_written += self.sketch_file.stat().st_size
+            self.sketch_part.unlink()
             self._sketches = None
         if self._unsynced:
             sync_file_system(self.path)
@@ -222,7 +219,7 @@ class DumpFolder:
 
     def file_name(self, name: str, suffix: str) -> str:
         """A file name that every file system takes and that no other tensor of this folder has."""
-        safe = "".join("_" if char in '/\\\0:*?"<>|' else char for char in name)
+        safe = name.translate(UNSAFE)
         if len(safe.encode()) > _LONGEST_NAME:
             digest = hashlib.sha1(name.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:12]
             safe = f"{safe.encode()[: _LONGEST_NAME - 13].decode('utf-8', 'ignore')}.{digest}"
@@ -233,6 +230,33 @@ class DumpFolder:
             count += 1
         self._taken.add(file)
         return file
+
+
+class _SketchJournal:
+    """The sketches of a step on their way: the place of each tensor's row, and the row itself where it is a new one."""
+
+    def __init__(self, path: Path, earlier: Path | None = None) -> None:
+        """``earlier``: a file to go on with."""
+        self._rows = 0
+        self._places: dict[int, int] = {}  # the row of each tensor, by its number
+        self.stream = path.open("wb")
+        self.stream.write(JOURNAL_HEAD)
+        if earlier is not None:
+            rows, index, _ = read_file(earlier)
+            self.add((-1 - int(place), None if place == NO_ROW else rows[place].tobytes()) for place in index)
+
+    def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
+        """The next tensors in the order of dump.json: a number for each and its row, if it has one. A tensor that is
+        seen again has the same number, and is not written again."""
+        for number, sketch in sketches:
+            place = NO_ROW if sketch is None else self._places.get(number)
+            if place is not None:
+                self.stream.write(PLACE.pack(place))
+                continue
+            assert sketch is not None
+            self.stream.write(PLACE.pack(self._rows) + sketch)
+            self._places[number] = self._rows
+            self._rows += 1
 
 
 class _replacing:  # noqa: N801  used as a function: `with _replacing(target) as stream`

@@ -11,11 +11,11 @@ from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
 from twinprobe._align.auto.tree import CallTree, call_tree
 from twinprobe._align.calls import MINDSPORE, RunCalls
 from twinprobe._align.links import CallLinks, Pairs
-from twinprobe._align.mapping.data_mapping import write_data_mapping
+from twinprobe._align.mapping.flat_mapping import write_data_mapping
 from twinprobe._align.mapping.layer_tree import TOP
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._report.html import asset, fill
+from twinprobe._report.reports import asset, fill
 from twinprobe._runs.names import FORWARD, is_module, parse_op
 from twinprobe._runs.run import Run
 

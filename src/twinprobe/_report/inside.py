@@ -18,7 +18,7 @@ from twinprobe._measure.blocks import QUANTILES, TensorSlice, block_summary, usu
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.run import TENSOR_FOLDER
-from twinprobe._runs.summaries import TensorSummary, read_summaries
+from twinprobe._runs.sketches import TensorSummary, read_summaries
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import TwinProbeError

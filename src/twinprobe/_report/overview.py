@@ -19,10 +19,9 @@ import numpy as np
 from twinprobe._judge.summary import Summary, unread_rows
 from twinprobe._lazy import polars as pl
 from twinprobe._report.console import is_layout, json_bytes, visible
-from twinprobe._report.dataset import Place
 from twinprobe._report.files import Staging
-from twinprobe._report.html import asset, fill
-from twinprobe._report.tables import fill_table
+from twinprobe._report.reports import asset, fill, fill_table
+from twinprobe._report.tables import Place
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:

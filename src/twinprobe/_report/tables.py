@@ -1,11 +1,11 @@
-"""The result table: the columns that people know, then what TwinProbe adds; and its csv, parquet and json files."""
+"""The result table: the columns that people know, then what TwinProbe adds; and its csv and parquet files."""
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,17 +14,14 @@ import numpy as np
 from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._lazy import polars as pl
 from twinprobe._measure.statistics import MINUS_INF, MISSING, NAN, NUMBER, OTHER, PLUS_INF, SAME, StatDifference
-from twinprobe._report.console import UNSEEN_IN_CELL, json_bytes, visible_cells
-from twinprobe._report.files import Staging, part_name
+from twinprobe._report.console import UNSEEN_IN_CELL, visible_cells
+from twinprobe._report.files import Staging, part_name, prepare_folder
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import STATS
 from twinprobe._scale.engine import cores
-from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from twinprobe._judge.summary import Summary
 
 # The titles of the old columns, and what each of them holds.
 
@@ -234,7 +231,7 @@ def numbers_only(column: pl.Series) -> pl.Series:
     return cast("pl.Series", column.zip_with(finite.fill_null(value=False), pl.Series([None], dtype=pl.String)))
 
 
-# The result table as csv, parquet and json.
+# The result table as csv and parquet.
 
 # Texts that a spreadsheet would run as a formula, kept as text in csv files.
 #
@@ -263,7 +260,6 @@ def guarded(column: pl.Series) -> pl.Series:
 
 
 ROWS_PER_CSV = 1_000_000
-_CHUNK = 16384
 _INFINITIES = {"inf": " inf", "-inf": " -inf"}
 
 
@@ -300,71 +296,68 @@ def _spelled(column: pl.Series) -> pl.Series:
     return as_texts(column)
 
 
-def fill_table(form: str, table: pl.DataFrame, path: Path) -> None:
-    """Write a table as csv, parquet or xlsx to exactly this path."""
-    if form == "xlsx":
-        from twinprobe._report.xlsx import fill_xlsx
-
-        fill_xlsx(table, path)
-    else:
-        (fill_csv if form == "csv" else fill_parquet)(table, path)
-
-
 def fill_parquet(table: pl.DataFrame, path: Path) -> None:
     """Write parquet to exactly this path."""
     with path.open("wb") as file:
         table.write_parquet(file, compression="zstd", compression_level=3)
 
 
-def fill_json(table: pl.DataFrame, summary: Summary, path: Path) -> None:
-    """Write json to exactly this path. All values are texts, as in csv; a missing relative error is null."""
-    texts = table.with_columns(as_texts(table[RELATIVE_ERROR]))
-    with path.open("wb") as file:
-        file.write(b'{"summary":' + json_bytes(summary.to_dict()))
-        file.write(b',\n"columns":' + json_bytes(table.columns) + b',\n"rows":[\n')
-        for start in range(0, table.height, _CHUNK):
-            lines = io.BytesIO()
-            texts.slice(start, _CHUNK).write_ndjson(lines)
-            # One object a line, and a line break inside a text is escaped: each of these ends a row.
-            rows = lines.getvalue().rstrip(b"\n").replace(b"\n", b",\n")
-            file.write(rows if start == 0 else b",\n" + rows)
-        file.write(b"\n]}\n")
+# The result tables of many ranks as one parquet dataset, cut by step and rank: ``step=0/rank=3/part.parquet``.
+
+DATASET = "compare_dataset"
+PART, DEBUG, MEETINGS = "part.parquet", "debug.parquet", "meetings.parquet"
+_NAME = re.compile(rf"{DATASET}_(\d{{14}})")
+_PLACE = re.compile(r"(?:mode=(?P<mode>\w+)/)?step=(?P<step>\d+)/rank=(?P<rank>\d+)")
 
 
-# All reports of one comparison, written together or not at all.
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Which part of a dataset: the graph mode ("" where there is none), the step and the rank."""
 
-FORMATS = ("xlsx", "csv", "parquet", "json", "html")
+    mode: str
+    step: int
+    rank: int
+
+    @property
+    def folder(self) -> str:
+        """The part's folder inside the dataset."""
+        return (f"mode={self.mode}/" if self.mode else "") + f"step={self.step}/rank={self.rank}"
 
 
-def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """The formats asked for, each once, in order; an unknown one is an error."""
-    for name in formats:
-        if name not in FORMATS:
-            raise BadInput(f"there is no report format {name!r}", hint=f"known formats: {', '.join(FORMATS)}")
-    if not formats:
-        raise BadInput("no report format is given", hint=f"known formats: {', '.join(FORMATS)}")
-    return tuple(dict.fromkeys(formats))
+def dataset_folder(output: Path, timestamp: str) -> Path:
+    """The folder of a command's dataset."""
+    return output / f"{DATASET}_{timestamp}"
 
 
-def write_reports(table: pl.DataFrame, summary: Summary, out: Path, stem: str, formats: Sequence[str]) -> list[Path]:
-    """Write a result table into a prepared folder in every format asked for; the files in the order of ``formats``.
-
-    A failure of one (a full disk, say) leaves none under its final name.
-    """
-    wanted = check_formats(formats)
-    files: list[Path] = []
+def write_part(
+    dataset: Path, place: Place, table: pl.DataFrame, meetings: Sequence[tuple[int, str]], *, debug: bool = False
+) -> list[Path]:
+    """Write one rank's table, and the exchanges it took part in as (order, key); whole or not at all."""
+    folder = prepare_folder(dataset / place.folder)
+    files = [folder / (DEBUG if debug else PART)]
     with Staging() as staging:
-        for name in wanted:
-            path = out / f"{stem}.{name}"
-            for part, rows in csv_parts(table, path) if name == "csv" else [(path, table)]:
-                temporary = staging.file(part)
-                if name == "json":
-                    fill_json(rows, summary, temporary)
-                elif name == "html":
-                    from twinprobe._report.html import fill_html
-
-                    fill_html(rows, summary, temporary)
-                else:
-                    fill_table(name, rows, temporary)
-                files.append(part)
+        fill_parquet(table, staging.file(files[0]))
+        if not debug:
+            files.append(folder / MEETINGS)
+            frame = pl.DataFrame(meetings, schema={"order": pl.Int32, "key": pl.String}, orient="row")
+            fill_parquet(frame, staging.file(files[1]))
     return files
+
+
+def places(dataset: Path, name: str = PART) -> list[Place]:
+    """The parts that a dataset has, in order."""
+    parts = []
+    for pattern in (f"step=*/rank=*/{name}", f"mode=*/step=*/rank=*/{name}"):
+        for path in dataset.glob(pattern):
+            match = _PLACE.fullmatch(path.parent.relative_to(dataset).as_posix())
+            if match and path.is_file():
+                parts.append(Place(match["mode"] or "", int(match["step"]), int(match["rank"])))
+    return sorted(parts)
+
+
+def find_dataset(folder: Path) -> Path | None:
+    """The dataset that a path names: itself, or the newest in this folder; None where there is none."""
+    if any(folder.glob("step=*/rank=*/")) or any(folder.glob("mode=*/step=*/")):
+        return folder
+    named = [path for path in folder.glob(f"{DATASET}_*/") if _NAME.fullmatch(path.name)]
+    return max(named, key=lambda path: path.name, default=None)

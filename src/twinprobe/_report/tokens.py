@@ -20,8 +20,8 @@ from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._lazy import polars as pl
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.files import Staging
-from twinprobe._report.html import fill_static, safe
-from twinprobe._report.tables import fill_csv, fill_table
+from twinprobe._report.reports import fill_static, fill_table, safe
+from twinprobe._report.tables import fill_csv
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import OUTPUT

@@ -18,8 +18,7 @@ from twinprobe._notebook import card
 from twinprobe._runs.dump_json import REST_LOST, Stacks, read_document, read_entries, read_parents, read_stacks
 from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
 from twinprobe._runs.remote.path import marks_below, version_of
-from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
-from twinprobe._runs.summaries import SUMMARIES
+from twinprobe._runs.sketches import SUFFIX, SUMMARIES, Sketches, read_file, sketches_of
 from twinprobe._runs.table import build_table
 from twinprobe._runs.whole_files import open_file, remote
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare

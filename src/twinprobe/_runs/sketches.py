@@ -1,27 +1,31 @@
-"""Sketches of tensors as they lie in a file: written beside a dump, or alone, to be sent and compared elsewhere.
+"""Sketches and summaries of tensors as they lie in a file beside a dump; sketches also alone, to be sent elsewhere.
 
 docs/formats.md describes the bytes, what the numbers mean and the hash, so that other tools can write them.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from struct import Struct
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._runs.dtypes import COMPLEX, DTYPES, INTEGERS, SYNONYMS, dtype_name
 from twinprobe._runs.json_pieces import FileBlocks
 from twinprobe._runs.table import TENSOR
+from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     import polars as pl
+
 
 SUFFIX = ".sketch"
 PART = ".part"
@@ -47,7 +51,6 @@ Rows = NDArray[Any]  # of ROW
 NO_ROW = 0xFFFFFFFF
 
 _HEADER = Struct("<8sII16sQQQQ")
-_PLACE = Struct("<I")
 _MOST = 1 << 62
 _CHECKED = 1 << 14
 
@@ -83,25 +86,17 @@ class SketchFile:
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
         self._rows = 0
-        self._places: dict[int, int] = {}  # the row of each tensor, by its number
         self._index = array("I")
         assert self._index.itemsize == 4
         stream.write(bytes(_HEADER.size))
 
-    def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
-        """The next tensors in the order of dump.json: a number for each and its row, if it has one. A tensor that is
-        seen again has the same number, and is not written again."""
-        for number, sketch in sketches:
-            if sketch is None:
-                self._index.append(NO_ROW)
-                continue
-            place = self._places.get(number)
-            if place is None:
-                assert len(sketch) == ROW.itemsize
-                self.stream.write(sketch)
-                place = self._places[number] = self._rows
-                self._rows += 1
-            self._index.append(place)
+    def add(self, sketch: bytes | None) -> None:
+        """The row of the next tensor in the order of the document or of dump.json, if it has one."""
+        self._index.append(NO_ROW if sketch is None else self._rows)
+        if sketch is not None:
+            assert len(sketch) == ROW.itemsize
+            self.stream.write(sketch)
+            self._rows += 1
 
     def finish(self, document: bytes = b"") -> None:
         """Write the end and the header. The stream stays open."""
@@ -110,45 +105,20 @@ class SketchFile:
         self.stream.write(_header(MAGIC, self._rows, len(self._index), len(document)))
 
 
-class SketchJournal:
-    """A file that grows with a step: the place of each tensor's row, and the row itself where it is a new one.
-
-    Whatever was written before a process was killed can be read. When the step is over, it becomes a SketchFile's.
-    """
-
-    def __init__(self, path: Path, earlier: Path | None = None) -> None:
-        """``earlier``: a file to go on with."""
-        self._path = path
-        self._rows = 0
-        self._places: dict[int, int] = {}
-        self.stream = path.open("wb")
-        self.stream.write(_header(JOURNAL, 0, 0, 0))
-        if earlier is not None:
-            rows, index, _ = read_file(earlier)
-            self.add((-1 - int(place), None if place == NO_ROW else rows[place].tobytes()) for place in index)
-
-    def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
-        """As ``SketchFile.add``."""
-        for number, sketch in sketches:
-            place = NO_ROW if sketch is None else self._places.get(number)
-            if place is not None:
-                self.stream.write(_PLACE.pack(place))
-                continue
-            assert sketch is not None
-            assert len(sketch) == ROW.itemsize
-            self.stream.write(_PLACE.pack(self._rows) + sketch)
-            self._places[number] = self._rows
-            self._rows += 1
-
-    def finish(self, stream: IO[bytes]) -> None:
-        """Write all of it to another stream, in the form that stays."""
-        self.stream.close()
-        rows, index = _read_journal(self._path, self._path.read_bytes())
-        stream.write(_header(MAGIC, len(rows), len(index), 0) + rows.tobytes() + index.tobytes())
-
-
 def _header(magic: bytes, rows: int, tensors: int, document: int) -> bytes:
     return _HEADER.pack(magic, VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), rows, tensors, document, 0)
+
+
+# A journal grows with a step, so that whatever was written before a process was killed can be read: for each tensor the
+# place of its row, and the row itself where it is a new one.
+JOURNAL_HEAD = _header(JOURNAL, 0, 0, 0)
+PLACE = Struct("<I")
+
+
+def finish_journal(journal: Path, stream: IO[bytes]) -> None:
+    """Write all of a journal to another stream, in the form that stays."""
+    rows, index = _read_journal(journal, journal.read_bytes())
+    stream.write(_header(MAGIC, len(rows), len(index), 0) + rows.tobytes() + index.tobytes())
 
 
 def _read_journal(path: Path, data: bytes) -> tuple[Rows, NDArray[np.uint32]]:
@@ -156,7 +126,7 @@ def _read_journal(path: Path, data: bytes) -> tuple[Rows, NDArray[np.uint32]]:
     index = array("I")
     start, end = _HEADER.size, len(data)
     while start + 4 <= end:
-        (place,) = _PLACE.unpack_from(data, start)
+        (place,) = PLACE.unpack_from(data, start)
         start += 4
         if place == len(rows):
             if start + ROW.itemsize > end:
@@ -291,3 +261,93 @@ def _elements(shape: str | None) -> int:
         return min(prod(int(size) for size in sizes.split(",")) if sizes else 1, _MOST)
     except ValueError:
         return -1
+
+
+# What is inside the tensors of a run that kept none: a file of small summaries beside its dump, read and checked.
+
+SUMMARIES = ".summaries.jsonl"
+# A summary takes about 4 kB. A longer line was not written by a recorder.
+_LONGEST = 1 << 16
+_NAME = re.compile(rb'\{"name":("(?:[^"\\]|\\.)*"),')
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Short = Annotated[str, msgspec.Meta(max_length=40)]
+Number = float | _Short
+"""Infinity and NaN are written as text, since JSON has none."""
+
+
+class Blocks(msgspec.Struct):
+    """A number for each block: half floats, as shares of the scale."""
+
+    scale: Number
+    f16: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class Histogram(msgspec.Struct, rename={"start": "from"}):
+    """How many elements there are of each power of two."""
+
+    start: Annotated[int, msgspec.Meta(ge=-1100, le=1100)]
+    counts: Annotated[list[_Count], msgspec.Meta(max_length=2200)]
+    zeros: _Count
+    odd: _Count
+
+
+class Quantiles(msgspec.Struct):
+    """From the smallest to the largest."""
+
+    exact: bool
+    values: Annotated[list[Number], msgspec.Meta(max_length=7)]
+
+
+class TensorSummary(msgspec.Struct):
+    """One tensor, as docs/formats.md describes it."""
+
+    shape: Annotated[list[_Count], msgspec.Meta(min_length=1, max_length=64)]
+    dtype: _Short
+    rows: Annotated[int, msgspec.Meta(ge=-1, lt=64)]
+    columns: Annotated[int, msgspec.Meta(ge=0, lt=64)]
+    size: tuple[Annotated[int, msgspec.Meta(ge=1, le=64)], Annotated[int, msgspec.Meta(ge=1, le=64)]]
+    read: _Count
+    max: Blocks
+    rms: Blocks
+    mean: Blocks
+    histogram: Histogram
+    quantiles: Quantiles
+    largest: Annotated[list[tuple[list[_Count], Number]], msgspec.Meta(max_length=12)]
+
+    def __post_init__(self) -> None:
+        axes, length = len(self.shape), -(-prod(self.size) * 2 // 3) * 4
+        if not (self.rows < axes and self.columns < axes and self.rows != self.columns):
+            raise ValueError("no such axes")
+        if any(len(blocks.f16) != length for blocks in (self.max, self.rms, self.mean)):
+            raise ValueError("another number of blocks")
+
+
+class _Line(msgspec.Struct):
+    name: str
+    like: str | None = None
+    summary: TensorSummary | None = None
+
+
+def read_summaries(dump: Path, names: Collection[str]) -> dict[str, TensorSummary]:
+    """The summaries beside a dump.json of the tensors with these names; what is damaged is left out."""
+    file = dump.with_name(dump.name.split(".json")[0] + SUMMARIES)
+    if not names or not file.is_file():
+        return {}
+    # A tensor that was seen before names the first place: its line comes earlier, so all lines are looked at twice.
+    first = {line.name: line.like for line in _lines(file, names) if line.like}
+    summaries = {line.name: line.summary for line in _lines(file, {*names, *first.values()}) if line.summary}
+    places = {name: first.get(name, name) for name in names}
+    return {name: summaries[place] for name, place in places.items() if place in summaries}
+
+
+def _lines(file: Path, names: Collection[str]) -> list[_Line]:
+    lines = []
+    with open_file(file) as stream:
+        while line := stream.readline(_LONGEST):
+            head = _NAME.match(line)
+            try:
+                if head is not None and msgspec.json.decode(head[1], type=str) in names:
+                    lines.append(msgspec.json.decode(line, type=_Line))
+            except msgspec.DecodeError:
+                continue  # of a process that was killed
+    return lines

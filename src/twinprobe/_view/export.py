@@ -16,7 +16,7 @@ import msgspec
 from twinprobe._graph.read.db import GOLDEN, TARGET
 from twinprobe._graph.read.open import IndexingError
 from twinprobe._report.files import replacing
-from twinprobe._report.html import SHARED, digest
+from twinprobe._report.reports import SHARED, digest
 from twinprobe._view.answers import RequestArguments, Workspace, first, open_file
 from twinprobe._view.app import STATIC
 from twinprobe._view.nodes import GraphView, sibling_edges

@@ -19,8 +19,8 @@ from mindspore_networks import Convolutional, PostNorm, Residual, WithJitted, ba
 
 import twinprobe.mindspore
 from models import small_transformer_mindspore
+from twinprobe._record.mindspore.framework import JitExecutor
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
-from twinprobe._record.mindspore.tensors import JitExecutor
 
 _ASSIGN_ADD = ops.AssignAdd()
 

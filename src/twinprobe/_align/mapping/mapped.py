@@ -15,14 +15,19 @@ from twinprobe._align.auto.row_links import (
 )
 from twinprobe._align.calls import RunCalls, split
 from twinprobe._align.links import CallLinks, Pairs, link_equal_names, names_meet, needs_help
+from twinprobe._align.mapping import MappingOptions
 from twinprobe._align.mapping.api_mapping import ApiFile, link_apis, read_api_file
 from twinprobe._align.mapping.api_names import torch_name
-from twinprobe._align.mapping.cell_mapping import link_cells, read_cell_file
-from twinprobe._align.mapping.data_mapping import link_data, read_data_file, write_data_mapping
+from twinprobe._align.mapping.flat_mapping import (
+    link_cells,
+    link_data,
+    read_cell_file,
+    read_data_file,
+    write_data_mapping,
+)
 from twinprobe._align.mapping.layer_mapping import link_layers
 from twinprobe._align.mapping.layer_tree import LayerFile, read_layer_file
 from twinprobe._align.mapping.yaml_files import FlatFile
-from twinprobe._align.matcher import MappingOptions
 from twinprobe._align.place import link_places
 from twinprobe._align.rows import pairs_of
 from twinprobe._runs.names import BACKWARD, FORWARD
@@ -84,7 +89,9 @@ class MappedMatcher:
     layer: LayerFile | None
     cell: FlatFile | None
     api: ApiFile | None
-    alignment: Alignment | None = None
+    alignment: Alignment | None
+    by_results: bool
+    """Whether calls of other names may be paired because they give the same: where a user maps nothing."""
 
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair two runs."""
@@ -117,9 +124,11 @@ class MappedMatcher:
         links = (
             link_alignment(call_links, self.alignment, where=options.alignment) if self.alignment is not None else None
         )
-        tried = links is None and options.fills and needs_help(*_runs(call_links), by_place=by_place)
+        # Bare -cm and -am align nothing.
+        fills = options.align == "auto" and options.cell is not True and options.api is not True
+        tried = links is None and fills and needs_help(*_runs(call_links), by_place=by_place)
         if tried and not call_links.target.run.single_points:
-            links = link_automatically(call_links, by_results=not options.any)
+            links = link_automatically(call_links, by_results=self.by_results)
         if options.align == "none":
             return links
         if links is not None:
@@ -135,7 +144,7 @@ class MappedMatcher:
         return None
 
 
-def read_mappings(options: MappingOptions) -> MappedMatcher:
+def read_mappings(options: MappingOptions, *, by_results: bool) -> MappedMatcher:
     """Read all mapping files now, so that a bad one is met before any dump is opened.
 
     Precedence: data, layer, cell, API, an alignment (the user's, or found where names differ), then equal names
@@ -148,6 +157,7 @@ def read_mappings(options: MappingOptions) -> MappedMatcher:
         cell=read_cell_file(options.cell) if options.cell and options.cell is not True else None,
         api=read_api_file(options.api) if options.api and options.api is not True else None,
         alignment=read_alignment(options.alignment) if options.alignment else None,
+        by_results=by_results,
     )
 
 

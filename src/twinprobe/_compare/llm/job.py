@@ -32,7 +32,7 @@ from twinprobe._judge.rules import ERROR, PASS, WARNING
 from twinprobe._judge.summary import Divergence, RunInfo, Summary, unread_rows
 from twinprobe._lazy import polars as pl
 from twinprobe._report.files import own_timestamp, prepare_folder, replacing
-from twinprobe._report.tables import check_formats, write_reports
+from twinprobe._report.reports import check_formats, write_reports
 from twinprobe._runs.llm.dump import (
     METADATA,
     STORES,

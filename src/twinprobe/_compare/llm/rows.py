@@ -12,8 +12,7 @@ from twinprobe._align.links import NONE, RULE, Pairs
 from twinprobe._align.ops.plan import API, LAYER, Call, Place, Plan, plain_files
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._lazy import polars as pl
-from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile
-from twinprobe._runs.llm.statistics import RecordedTensor
+from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, RecordedTensor, TensorFile
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import ABSENT, FLOAT, STATS, Leaf, TableBuilder
 from twinprobe._runs.table import INPUT as TAKEN

@@ -26,9 +26,8 @@ from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
 from twinprobe._measure.loops.inference_sums import SMALLEST
 from twinprobe._measure.statistics import stat_differences, statistics
-from twinprobe._runs.llm.files import TensorFile, TokenFolder
-from twinprobe._runs.llm.statistics import STATS as TITLES
-from twinprobe._runs.llm.statistics import RecordedTensor, recorded_statistics
+from twinprobe._runs.llm.files import STATS as TITLES
+from twinprobe._runs.llm.files import RecordedTensor, TensorFile, TokenFolder, recorded_statistics
 from twinprobe._runs.run import STATISTICS, TENSORS
 from twinprobe._runs.table import FLOAT, STATS
 from twinprobe._scale.engine import EngineOptions

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Sequence, Text, location, read_yaml, text_of
 from twinprobe._report import tables as titles
-from twinprobe._report.dataset import PART, find_dataset, places
 from twinprobe._report.overview import lost_of
+from twinprobe._report.tables import PART, find_dataset, places
 from twinprobe.errors import BadInput, did_you_mean
 
 STATISTICS_METRICS = (*titles.DIFFERENCES.values(), *titles.RELATIVES.values())

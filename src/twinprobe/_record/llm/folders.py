@@ -17,14 +17,13 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework, Step
 from twinprobe._record.entries import Entry, Note, notes_of
 from twinprobe._record.llm.config import AIT
-from twinprobe._record.writer import DumpFolder
+from twinprobe._record.writer import UNSAFE, DumpFolder
 from twinprobe._runs.whole_files import write_whole
 from twinprobe.errors import BadInput
 
 _STATISTICS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
 _ANALYSIS = ("Node Name", "Node Type", "Tensor Path", "dtype", "shape", "max", "min", "variance", "mean")
 _LONGEST_NAME = 200
-_FORBIDDEN = '/\\\0:*?"<>|'
 
 
 def device_folder(dump_path: Path, layout: str, device: str) -> tuple[Path, Path]:
@@ -166,7 +165,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def _safe(name: str) -> str:
-    return "".join("_" if letter in _FORBIDDEN else letter for letter in name)[:_LONGEST_NAME]
+    return name.translate(UNSAFE)[:_LONGEST_NAME]
 
 
 # Tensors that the user saves by hand, each with the file of the engine's dump that it belongs to.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,12 +23,6 @@ from twinprobe._runs.whole_files import write_whole
 # model_tree.json: all modules of a model, in the order of their first calls, those never called marked.
 
 ROOT = "root"
-
-
-def module_names(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Every module with its full name, the model itself as ``root``."""
-    for path, module in model.named_modules():
-        yield (f"{ROOT}.{path}" if path else ROOT), module
 
 
 def model_tree(model: torch.nn.Module, first_calls: Mapping[str, int] | None) -> dict[str, Any]:
@@ -95,7 +89,8 @@ class LlmRecorder(TorchRecorder):
         # A CPU has no device number: it gets the one that the user gives.
         number = config.device_id if self.device == "cpu" and config.device_id is not None else ""
         self.top, self.folder = device_folder(config.dump_path, config.layout, f"{self.device}{number}")
-        self.types = {name: type(module).__name__ for name, module in module_names(model)}
+        modules = model.named_modules()
+        self.types = {f"{ROOT}.{path}" if path else ROOT: type(module).__name__ for path, module in modules}
         statistics = config.dump_statistics_mode > 0
         analysis = self.top / "tensor_analyze.csv" if config.analyze else None
         self.tokens = self.engine = TokenEngine(

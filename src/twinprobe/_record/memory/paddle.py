@@ -13,8 +13,8 @@ from twinprobe._record.eager.apis import Replaced
 from twinprobe._record.eager.host_rows import HostRows
 from twinprobe._record.entries import Note, Row
 from twinprobe._record.memory.engine import Holding, aliases
+from twinprobe._record.paddle.framework import PaddleTensors
 from twinprobe._record.paddle.recorder import PaddleRecorder
-from twinprobe._record.paddle.tensors import PaddleTensors
 
 # Held here, because methods are replaced while a model is recorded.
 _numpy = paddle.Tensor.numpy  # a copy already

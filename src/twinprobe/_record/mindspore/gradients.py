@@ -17,7 +17,7 @@ from mindspore import ops
 
 from twinprobe._record.calls import replaced, tensors_in
 from twinprobe._record.eager.modules import Crossing
-from twinprobe._record.mindspore.tensors import Reading
+from twinprobe._record.mindspore.framework import Reading
 
 Edge = tuple[int, int]
 _LEAF_NUMBER = (1 << 64) - 1  # leaves carry the largest number

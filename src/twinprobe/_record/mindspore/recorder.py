@@ -20,17 +20,19 @@ from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
 from twinprobe._record.entries import NOT_MINE, Leaf, logger
-from twinprobe._record.mindspore.gradients import AliasWatch, NodeIndex, NodeWatch, is_differentiable
-from twinprobe._record.mindspore.sites import PrimitiveSites, function_sites, writing_sites
-from twinprobe._record.mindspore.tensors import (
+from twinprobe._record.mindspore.framework import (
     GraphExecutor,
     JitExecutor,
     MindSporeTensors,
+    PrimitiveSites,
     dtype_names,
     executor,
     first_of,
+    function_sites,
     memory_of,
+    writing_sites,
 )
+from twinprobe._record.mindspore.gradients import AliasWatch, NodeIndex, NodeWatch, is_differentiable
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.watch.eager import EagerWatcher
 from twinprobe._runs.dtypes import STORAGE

@@ -18,9 +18,8 @@ from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.eager.updates import Group
 from twinprobe._record.engine import Engine
 from twinprobe._record.entries import NOT_MINE, Leaf, Note, logger
+from twinprobe._record.paddle.framework import PaddleTensors, all_sites, unrecorded_writes
 from twinprobe._record.paddle.gradients import UseGraph, UseWatch, custom_layers, operation_sites, wrapped, writes
-from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
-from twinprobe._record.paddle.tensors import PaddleTensors
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.recorder import held_by
 from twinprobe._record.watch.eager import EagerWatcher

@@ -1,16 +1,16 @@
-"""The result as one self-contained page: it loads nothing, runs only its own script, and shows names as text.
-
-And the index of a folder of results.
-"""
+"""The reports of one comparison in every format, pages that load nothing, and the index of a folder of results."""
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import html
+import io
+import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -22,14 +22,92 @@ import numpy as np
 
 from twinprobe._lazy import polars as pl
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.dataset import DATASET
-from twinprobe._report.files import Staging
-from twinprobe._report.tables import RELATIVE_ERROR, STACK
-from twinprobe._runs.summaries import SUMMARIES
+from twinprobe._report.files import Staging, replacing
+from twinprobe._report.tables import (
+    DATASET,
+    RELATIVE_ERROR,
+    STACK,
+    STATISTICS,
+    as_texts,
+    csv_parts,
+    fill_csv,
+    fill_parquet,
+)
+from twinprobe._runs.sketches import SUMMARIES
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.whole_files import remote
+from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from twinprobe._judge.summary import Summary
+
+
+# All formats, written together or not at all.
+
+FORMATS = ("xlsx", "csv", "parquet", "json", "html")
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """The formats asked for, each once, in order; an unknown one is an error."""
+    for name in formats:
+        if name not in FORMATS:
+            raise BadInput(f"there is no report format {name!r}", hint=f"known formats: {', '.join(FORMATS)}")
+    if not formats:
+        raise BadInput("no report format is given", hint=f"known formats: {', '.join(FORMATS)}")
+    return tuple(dict.fromkeys(formats))
+
+
+def write_reports(table: pl.DataFrame, summary: Summary, out: Path, stem: str, formats: Sequence[str]) -> list[Path]:
+    """Write a result table into a prepared folder in every format asked for; the files in the order of ``formats``.
+
+    A failure of one (a full disk, say) leaves none under its final name.
+    """
+    wanted = check_formats(formats)
+    files: list[Path] = []
+    with Staging() as staging:
+        for name in wanted:
+            path = out / f"{stem}.{name}"
+            for part, rows in csv_parts(table, path) if name == "csv" else [(path, table)]:
+                temporary = staging.file(part)
+                if name == "json":
+                    fill_json(rows, summary, temporary)
+                elif name == "html":
+                    fill_html(rows, summary, temporary)
+                else:
+                    fill_table(name, rows, temporary)
+                files.append(part)
+    return files
+
+
+def fill_table(form: str, table: pl.DataFrame, path: Path) -> None:
+    """Write a table as csv, parquet or xlsx to exactly this path."""
+    if form == "xlsx":
+        from twinprobe._report.xlsx import fill_xlsx
+
+        fill_xlsx(table, path)
+    else:
+        (fill_csv if form == "csv" else fill_parquet)(table, path)
+
+
+_CHUNK = 16384
+
+
+def fill_json(table: pl.DataFrame, summary: Summary, path: Path) -> None:
+    """Write json to exactly this path. All values are texts, as in csv; a missing relative error is null."""
+    texts = table.with_columns(as_texts(table[RELATIVE_ERROR]))
+    with path.open("wb") as file:
+        file.write(b'{"summary":' + json_bytes(summary.to_dict()))
+        file.write(b',\n"columns":' + json_bytes(table.columns) + b',\n"rows":[\n')
+        for start in range(0, table.height, _CHUNK):
+            lines = io.BytesIO()
+            texts.slice(start, _CHUNK).write_ndjson(lines)
+            # One object a line, and a line break inside a text is escaped: each of these ends a row.
+            rows = lines.getvalue().rstrip(b"\n").replace(b"\n", b",\n")
+            file.write(rows if start == 0 else b",\n" + rows)
+        file.write(b"\n]}\n")
+
 
 # The result table packed for the html report: each text as seldom as can be, in a form that stays simple to read.
 #
@@ -177,14 +255,10 @@ def safe(text: object) -> str:
 
 def fill_static(path: Path, title: str, badges: Iterable[str], body: str, style: str) -> None:
     """Write a page without data to exactly this path; ``body`` must be safe in HTML."""
-    page = f"<main>\n{brand(badges)}\n{body}\n</main>\n"
-    fill(path, page, title=title, style=asset("page.css") + style, script=asset("chinese.js"))
-
-
-def brand(badges: Iterable[str]) -> str:
-    """The first line of a page, with what it is about."""
     shown = "".join(f'<span class="badge">{safe(badge)}</span>' for badge in badges)
-    return f'<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{shown}</p></header>'
+    head = f'<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{shown}</p></header>'
+    page = f"<main>\n{head}\n{body}\n</main>\n"
+    fill(path, page, title=title, style=asset("page.css") + style, script=asset("chinese.js"))
 
 
 def policy(style: str, script: str) -> str:
@@ -307,3 +381,97 @@ def write_index(folder: Path) -> Path | None:
         body = f"<main>{head}{''.join(lists)}</main>"
         fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
     return target
+
+
+# The files of a first-difference search: every call of a rank, and where the difference began.
+
+_STATES = {INPUT: "input", PARAMETER: "parameters", OUTPUT: "output", GRADIENT: "parameters_grad"}
+_METRICS = ("NPU max", "NPU min", "NPU mean", "NPU l2norm", "NPU MD5")
+_PARTS = 4  # a call's name has at least so many; single points have fewer
+
+Item = dict[str, Any]
+
+
+def write_calls(path: Path, ops: Sequence[str], pairs: pl.DataFrame, table: pl.DataFrame, differs: set[int]) -> None:
+    """compare_result_*.json: every target call with its rows, and whether its outputs agree."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
+        separator = "{\n"
+        for op, items in _items_by_call(ops, pairs, table):
+            if ops[op].count(".") < _PARTS - 1:
+                continue
+            entry = json.dumps({"is_same": op not in differs, "op_items": items}, indent=4, ensure_ascii=False)
+            out.write(f"{separator}    {json.dumps(ops[op])}: " + entry.replace("\n", "\n    "))
+            separator = ",\n"
+        out.write("{}\n" if separator == "{\n" else "\n}\n")
+
+
+def call_report(
+    ops: Sequence[str], number: int, pairs: pl.DataFrame, table: pl.DataFrame, frames: Sequence[str]
+) -> Item:
+    """One entry of diff_analyze_*.json: a call with its inputs, outputs and call stack."""
+    chosen = (pairs["t_op"] == number).fill_null(value=False)
+    ((_, items),) = _items_by_call(ops, pairs.filter(chosen), table.filter(chosen))
+    info: dict[str, dict[str, Item]] = {"input": {}, "output": {}}
+    for item in items:
+        side = "output" if item["state"] == "output" else "input"
+        metrics = {name: item[name] for name in _METRICS if name in item}
+        info[side][item["NPU Name"]] = metrics | {"NPU P2POp peer": item["NPU P2POp peer"]}
+    return {"op_name": ops[number], "data_info": info, "stack_info": list(frames) or None}
+
+
+def write_culprits(path: Path, culprits: dict[str, list[Item]]) -> None:
+    """diff_analyze_*.json: per rank the calls where the difference began."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(culprits, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _items_by_call(ops: Sequence[str], pairs: pl.DataFrame, table: pl.DataFrame) -> Iterator[tuple[int, list[Item]]]:
+    """The rows of each target call, in order; rows that only the golden run has belong to none."""
+    facts = pairs.select("t_op", "t_role", "t_peer", "g_peer").iter_rows()
+    current = -1
+    items: list[Item] = []
+    for (op, role, t_peer, g_peer), row in zip(facts, table.iter_rows(named=True), strict=True):
+        if op is None:
+            continue
+        if op != current and items:
+            yield current, items
+            items = []
+        current = op
+        items.append(_item(row, ops[op], role, t_peer, g_peer))
+    if items:
+        yield current, items
+
+
+def _item(row: Item, op: str, role: int, t_peer: str | None, g_peer: str | None) -> Item:
+    item = {name: _plain(name, value) for name, value in row.items()}
+    item["state"] = _STATES.get(role, "")
+    item["api_origin_name"] = op
+    for who, peer in (("NPU", t_peer), ("Bench", g_peer)):
+        operation, _, other = (peer or "").partition(":")
+        item[f"{who} P2POp op"] = operation or "None"
+        item[f"{who} P2POp peer"] = other or "None"
+    return item
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Numbers as numbers, flags as flags, the stack as a list; what is not a number stays text."""
+    if name in ("Result", "Err_message"):
+        return ""
+    if name in STATISTICS:
+        return _number(value)
+    if name == "Requires_grad Consistent":
+        return value == "True"
+    if name == "NPU_Stack_Info":
+        return ast.literal_eval(value) if value.startswith("[") else value
+    return value
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
