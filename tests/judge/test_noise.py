@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import twinprobe
+from support import needs
 from twinprobe._cli import main
 
 WIDTH, HEADS, TOKENS = 64, 4, 32
@@ -560,6 +561,7 @@ def test_padding_that_no_loss_reads_is_no_fault(tmp_path: Path) -> None:
     assert result.first is None, result.first
 
 
+@needs("transformers", "5.0", "attention in one call fills padding otherwise")
 def test_padding_that_one_attention_fills_otherwise_is_no_fault_in_bfloat16(tmp_path: Path) -> None:
     import transformers
 
