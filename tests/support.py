@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 
 def slow(*values: Any) -> list[Any]:
     """Parameters that only ./test --all runs: the rest of a matrix whose representatives ./test has."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def has(package: str, oldest: str) -> bool:
+    """Whether this version of a package or a later one is installed."""
+    try:
+        return Version(version(package)) >= Version(oldest)
+    except PackageNotFoundError:
+        return False
+
+
+def needs(package: str, oldest: str, why: str) -> pytest.MarkDecorator:
+    """For a test whose program earlier versions cannot run, which ./test --oldest has."""
+    return pytest.mark.skipif(not has(package, oldest), reason=f"{why} from {package} {oldest} on")
 
 
 def tensor(

@@ -14,6 +14,7 @@ import torch
 
 import twinprobe
 import watch as bench  # bench/watch.py, which trains
+from support import needs
 from twinprobe._cli import main
 from twinprobe._compare.steps import compare_steps
 from twinprobe._runs.watch import STREAM, WatchStream
@@ -314,6 +315,7 @@ def test_the_step_that_differs_is_told_as_a_single_one_would_be(
         assert "0.2 against 0.1" in " ".join(shown.split())
 
 
+@needs("torch", "2.4", "there are fused optimizers on the host")
 def test_an_optimizer_in_one_kernel_is_noise_although_the_first_step_is_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

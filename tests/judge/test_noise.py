@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import twinprobe
+from support import has, needs
 from twinprobe._cli import main
 
 WIDTH, HEADS, TOKENS = 64, 4, 32
@@ -291,7 +292,8 @@ def test_parameters_that_drift_in_training_are_no_divergence(tmp_path: Path) -> 
     assert found["step0"] is None
     assert found["step1"] is None
     assert found["step2"] is not None
-    assert found["step2"].module == "blocks.1.attention"
+    # PyTorch 2.2 rounds its own attention more coarsely: forward, the fault stays within what may be noise.
+    assert found["step2"].module == ("blocks.1.attention" if has("torch", "2.3") else "blocks.1.attention.qkv")
 
 
 def test_values_that_are_rolled_between_two_calls_are_found(tmp_path: Path, dtype: torch.dtype) -> None:
@@ -560,6 +562,7 @@ def test_padding_that_no_loss_reads_is_no_fault(tmp_path: Path) -> None:
     assert result.first is None, result.first
 
 
+@needs("transformers", "5.0", "attention in one call fills padding otherwise")
 def test_padding_that_one_attention_fills_otherwise_is_no_fault_in_bfloat16(tmp_path: Path) -> None:
     import transformers
 

@@ -172,12 +172,12 @@ def deal(folder: Path, *, last_first: bool, back: bool = True) -> Path:
     torch.manual_seed(3)
     model = Dealer(back=back)
     batch, wanted = torch.randn(2, 18, 24)
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        if last_first:
-            library.impl("sort.stable", sort, "CPU")
-        with twinprobe.torch.record(model, str(folder), level="mix") as recording:
-            (model(batch) - wanted).square().mean().backward()
-            recording.step()
+    library = torch.library.Library("aten", "IMPL")  # its kernels are there for as long as it is
+    if last_first:
+        library.impl("sort.stable", sort, "CPU")
+    with twinprobe.torch.record(model, str(folder), level="mix") as recording:
+        (model(batch) - wanted).square().mean().backward()
+        recording.step()
     return folder
 
 

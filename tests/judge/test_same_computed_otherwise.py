@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import twinprobe
+from support import needs
 
 WIDTH = 24
 
@@ -58,6 +59,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2).mean(1))
 
 
+@needs("torch", "2.5", "there is Adafactor")
 @pytest.mark.parametrize(("way", "agrees"), [("fused", True), ("rate", False)])
 def test_a_number_read_off_a_tensor_is_off_by_rounding(way: str, agrees: bool, tmp_path: Path) -> None:
     """Adafactor scales an update by the size of its parameter, which it reads as a plain number."""
@@ -205,6 +207,7 @@ def test_a_compiled_model_is_trained_in_mixed_precision_as_an_eager_one(way: str
     assert result.agrees is agrees, result.first
 
 
+@needs("torch", "2.3", "gradients are scaled on the host")
 @pytest.mark.parametrize(("way", "agrees"), [("fused", True), ("wrong", False)])
 def test_gradients_that_are_zero_in_theory_are_so_without_their_scale(way: str, agrees: bool, tmp_path: Path) -> None:
     """The bias of keys has no gradient but rounding; a scaler divides it by the scale, unseen, before the optimizer."""

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import twinprobe
 from recorded_programs import WIDTH, compared, said
+from support import needs
 
 
 def mlp() -> nn.Module:
@@ -495,6 +496,7 @@ def test_results_that_were_exchanged_or_joined_the_other_way_round_are_named(tmp
     assert "golden's values in another order" in said(train("turned"))
 
 
+@needs("torch", "2.4", "there are fused optimizers on the host")
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -224,10 +224,8 @@ class Program:
             self._choose(module, training)
 
     def _choose(self, root: Any, training: bool) -> None:
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
         from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
-        from twinprobe._record.torch.optimizer import Cycle
+        from twinprobe._record.torch.optimizer import Cycle, UpdateHooks
         from twinprobe._record.torch.values import rounding_settings
 
         self._remove_hooks()
@@ -253,7 +251,7 @@ class Program:
         }  # fmt: skip
         for optimizer in own:
             self._before_update(optimizer)  # at once: with a closure, as Lightning has one, its first step is under way
-        self._handles.append(register_optimizer_step_pre_hook(self._before_update))
+        self._handles.append(UpdateHooks(self._before_update))
         if self._facts["step"] == "forward":
 
             def goes_back(*_: Any, **__: Any) -> None:

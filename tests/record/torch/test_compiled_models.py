@@ -161,6 +161,16 @@ def test_nothing_of_the_compiler_is_touched_after_recording(tmp_path: Path) -> N
     assert dict(vars(torch._dynamo.eval_frame._TorchDynamoContext)) == before
 
 
+def test_an_update_is_recorded_though_something_was_compiled_before(tmp_path: Path) -> None:
+    """PyTorch 2.2 calls no hooks of optimizers any more from then on."""
+    torch.compile(lambda x: x + 1, backend="eager")
+    step = torch.optim.SGD.step
+    train(Net(), tmp_path / "dump", "L0")
+    (file,) = tmp_path.rglob("optimizer.json")
+    assert "Optimizer.body.up.weight.SGD.0.forward" in file.read_text()
+    assert torch.optim.SGD.step is step
+
+
 COLLECTIVE = """
 import os, sys
 import torch, torch.distributed as dist

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from support import needs
 from twinprobe.torch import PrecisionDebugger, record
 
 
@@ -226,6 +227,7 @@ def test_the_same_storage_with_other_content_is_measured_again(tmp_path: Path, d
     assert seen == [0.0, 1.0, 2.0, 10.0, 9.0]
 
 
+@needs("torch", "2.3", "gradients are scaled on the host")
 def test_gradients_are_measured_again_after_unscaling(tmp_path: Path, dump_of: Any) -> None:
     """The kernel that takes a loss's scale off the gradients writes to them without a new version."""
     model = nn.Sequential(nn.Linear(4, 3))

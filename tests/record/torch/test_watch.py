@@ -206,7 +206,7 @@ def test_the_stream_keeps_the_last_steps_only(tmp_path: Path) -> None:
     assert 50 <= len(found.steps) <= 50 + 64 + 64
     assert np.array_equal(found.steps, np.arange(found.steps[0], 400))
     assert found.known[:, found.names.index("loss")].all()
-    assert max(sizes[200:]) <= 1.2 * max(sizes[:200])
+    assert max(sizes[200:]) <= 1.6 * max(sizes[:200])  # a busy machine writes more batches, each with a header
 
 
 KILLED = """

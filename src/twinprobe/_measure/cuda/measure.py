@@ -378,14 +378,15 @@ class DeviceMeasure:
 
         stride = 32 * 128
         lanes = [times(power_of_x(-32 * stride), power_of_x(32 * (128 - lane))) for lane in range(128)]
-        by_stride = self._torch.from_numpy(table_of(power_of_x(stride)).reshape(-1).copy())
-        factors = self._torch.from_numpy(np.array(lanes, dtype=np.uint32))
+        # PyTorch has uint32 since 2.3: words travel as int32.
+        by_stride = self._torch.from_numpy(table_of(power_of_x(stride)).reshape(-1).view(np.int32))
+        factors = self._torch.from_numpy(np.array(lanes, dtype=np.uint32).view(np.int32))
         constants = (by_stride.to(self._device), factors.to(self._device))
         return Kernel(cast(Any, checksums).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
 
     def _queue(self, kind: str, kernel: Kernel, chunk: int, flags: int = 0, views: bool = False) -> Queue:
         torch, device = self._torch, self._device
-        dtype = {"crc": torch.uint32, "xor": torch.int64}.get(kind, torch.float64)
+        dtype = {"crc": torch.int32, "xor": torch.int64}.get(kind, torch.float64)
 
         def new_page(size: int) -> Page:
             columns = _SKETCH_NUMBERS if kind.startswith("sketched") else 6
@@ -500,7 +501,7 @@ def _reduce(page: Page, slots: Any) -> list[Any]:
     starts = page.starts
     if page.kind == "crc":
         counts = np.diff(np.array([*starts, page.used]))
-        return [int(value) for value in combine_blocks(slots, counts, 32 * _CRC_WORDS)]
+        return [int(value) for value in combine_blocks(slots.view(np.uint32), counts, 32 * _CRC_WORDS)]
     if page.kind == "xor":
         return [int(value) for value in np.bitwise_xor.reduceat(slots, starts).view(np.uint64)]
     with np.errstate(all="ignore"):

@@ -172,6 +172,8 @@ def crc_chunks(table, slots, by_stride, lane_factors):
     """
     chunk = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
+    by_stride = by_stride.to(tl.pointer_type(tl.uint32))
+    lane_factors = lane_factors.to(tl.pointer_type(tl.uint32))
     words = tl.load(table + tensor * 4 + 1)
     if chunk * 32768 < words:
         data = tl.load(table + tensor * 4).to(tl.pointer_type(tl.uint32))
@@ -250,4 +252,4 @@ def crc_chunks(table, slots, by_stride, lane_factors):
         value = _times(value, by_stride) ^ q31 ^ q30
         value = _times(value, by_stride) ^ q31
         value = _mul(value, tl.load(lane_factors + lanes))
-        tl.store(slots + slot, tl.xor_sum(value, 0))
+        tl.store(slots.to(tl.pointer_type(tl.uint32)) + slot, tl.xor_sum(value, 0))

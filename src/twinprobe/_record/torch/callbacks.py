@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from twinprobe._record.config import load_config
 from twinprobe._record.engine import refuse_earlier_dump
 from twinprobe._record.entries import logger
 from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
-from twinprobe._record.torch.optimizer import Cycle
+from twinprobe._record.torch.optimizer import Cycle, UpdateHooks
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe.errors import BadInput
 
@@ -161,7 +160,7 @@ class WholeScript:
         logger.info("the first model seen is %s", type(module).__name__)
         keep_hooks_out_of_copies(self)
         self._handles.append(module.register_forward_pre_hook(lambda *_: self._steps.begin(module), with_kwargs=True))
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(UpdateHooks(self._before_step))
         self._steps.begin(module)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:

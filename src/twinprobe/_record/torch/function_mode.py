@@ -22,6 +22,7 @@ from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe._record.torch.hooks import in_compiled_code
 from twinprobe._record.torch.tensors import WatchMode, silence
 from twinprobe._record.torch.values import UNSEEN, ApiTable, make_api
+from twinprobe._runs.names import LISTS
 
 # How a call was written: PyTorch's Python functions repack their arguments before a mode sees them.
 #
@@ -278,10 +279,13 @@ class ApiMode(WatchMode):
             raise
         try:
             with silence():
+                given = output
+                if output is None and args and LISTS in api.prefix:
+                    given = args[0]  # as later versions of PyTorch return it, 2.2 does not
                 if perturbation is not None and computes(api):
-                    perturbation.after(output, ())
+                    perturbation.after(given, ())
                 pending = effect == UNSEEN and api.prefix in _ON_THEIR_WAY
-                call.after(output, pending)
+                call.after(given, pending)
                 if pending:
                     self._recorder.registry.forget()
         except Exception as error:

@@ -125,7 +125,10 @@ def shard_sketch(tensor: Any, local: torch.Tensor) -> Row | None:
     plain = all(type(one).__name__ in ("Shard", "Replicate", "Partial") for one in placements)
     if not plain or not local.is_cpu or not local.numel() or all(one.is_replicate() for one in placements):
         return None
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    except ImportError:  # before 2.5
+        from torch.distributed._tensor._utils import compute_local_shape_and_global_offset
 
     shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)
     host = host_tensor(local.detach().contiguous())

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import IO, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from twinprobe._record.calls import Api, ModuleInfo, tensors_in
@@ -26,7 +25,7 @@ from twinprobe._record.torch.collectives import Collectives, ReducedGradients
 from twinprobe._record.torch.function_mode import ApiMode
 from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
 from twinprobe._record.torch.host import host_digest, host_tensor
-from twinprobe._record.torch.optimizer import Updates
+from twinprobe._record.torch.optimizer import UpdateHooks, Updates
 from twinprobe._record.torch.placements import FLAT, PipelineStages, Placements, flattened
 from twinprobe._record.torch.tensors import TensorRegistry, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, process_rank, rounding_settings
@@ -51,7 +50,7 @@ class OptimizerScope:
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
-        self._handles: list[Any] = []
+        self._hooks: UpdateHooks | None = None
         self._wrapped: list[tuple[Any, str, Any]] = []
         self._models: list[torch.nn.Module] = []
         self._updates: Updates | None = None
@@ -61,7 +60,7 @@ class OptimizerScope:
     def attach(self, models: list[torch.nn.Module]) -> None:
         """Watch all optimizers and clipping; parameters get the names that they have in these models."""
         self._models = models
-        self._handles = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self.finish)]
+        self._hooks = UpdateHooks(self._before, self.finish)
         homes: list[tuple[Any, str]] = []
         if self._keeps:
             home = torch.nn.utils.clip_grad
@@ -84,11 +83,11 @@ class OptimizerScope:
             setattr(home, name, functools.wraps(original)(clip))
 
     def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        if self._hooks is not None:
+            self._hooks.remove()
         for home, name, original in self._wrapped:
             setattr(home, name, original)
-        self._handles.clear()
+        self._hooks = None
         self._wrapped.clear()
         self._models = []
         self._updates = None

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.recorder import held_by
@@ -22,7 +21,7 @@ from twinprobe._record.torch.hooks import (
     keep_hooks_out_of_copies,
     watched_modules,
 )
-from twinprobe._record.torch.optimizer import Cycle, settings_in
+from twinprobe._record.torch.optimizer import Cycle, UpdateHooks, settings_in
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import process_rank, rounding_settings
 from twinprobe._record.watch import Read, Watcher
@@ -97,10 +96,7 @@ class TorchWatcher(Watcher):
         self.refuse_unmatched(blocks, (name for model in self._models for name, _ in model.named_modules() if name))
         keep_hooks_out_of_copies(self)
         self.cycle.follow(parameter for _, parameter in self._parameters)
-        self._handles += [
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
-        ]
+        self._handles.append(UpdateHooks(self._before_update, self._after_update))
         self._backward = original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
