@@ -347,9 +347,9 @@ class DeviceMeasure:
     # Triton's kernels are imported here, where there surely is a device, each with the constants that suit it.
 
     def _statistics_kernel(self, dtype: Any, aligned: bool, view_width: int) -> Kernel:
-        from twinprobe._measure.cuda import sketches, statistics
+        from twinprobe._measure.cuda import reductions, sketches
 
-        kernels = cast(Any, sketches if self._sketch else statistics)
+        kernels = cast(Any, sketches if self._sketch else reductions)
         torch, front = self._torch, "strided_" if view_width else ""
         example = (torch.empty(16, dtype=torch.uint8 if dtype == torch.bool else dtype, device=self._device),)
         if not dtype.is_floating_point:
@@ -368,13 +368,13 @@ class DeviceMeasure:
         return Kernel(getattr(kernels, f"{front}float_sketches"), example, constants, {"num_warps": warps})
 
     def _xor_kernel(self) -> tuple[Kernel, int]:
-        from twinprobe._measure.cuda import checksums
+        from twinprobe._measure.cuda import reductions
 
-        kernels = cast(Any, checksums)
+        kernels = cast(Any, reductions)
         return Kernel(kernels.xor_chunks, (), {"CHUNK": _XOR_WORDS, "BLOCK": 1024}, {}), _XOR_WORDS
 
     def _crc_kernel(self) -> tuple[Kernel, int]:
-        from twinprobe._measure.cuda import checksums
+        from twinprobe._measure.cuda import reductions
 
         stride = 32 * 128
         lanes = [times(power_of_x(-32 * stride), power_of_x(32 * (128 - lane))) for lane in range(128)]
@@ -382,7 +382,7 @@ class DeviceMeasure:
         by_stride = self._torch.from_numpy(table_of(power_of_x(stride)).reshape(-1).view(np.int32))
         factors = self._torch.from_numpy(np.array(lanes, dtype=np.uint32).view(np.int32))
         constants = (by_stride.to(self._device), factors.to(self._device))
-        return Kernel(cast(Any, checksums).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
+        return Kernel(cast(Any, reductions).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
 
     def _queue(self, kind: str, kernel: Kernel, chunk: int, flags: int = 0, views: bool = False) -> Queue:
         torch, device = self._torch, self._device
