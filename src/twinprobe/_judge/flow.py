@@ -104,6 +104,8 @@ class Flow:
     """The golden run's call of each row, by its number there."""
     golden_only: Bools
     """Outputs of calls that only the golden run makes."""
+    kind: tuple[Ints, Ints]
+    """Which outputs are of modules of one name and class, target and golden; 0 for what is no module's output."""
     hits: Bools
     """Rows of zeros and ones alone: masks, or which predictions were right."""
     other_arguments: Bools
@@ -223,7 +225,12 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     written_to = _written_to(pairs, of_row, taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
     begun = int(np.argmax(np.append(each_call(lambda op: op.direction == BACKWARD), True)))
-    updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
+    # Functions take parameters by hand: what needs a gradient, is read before and written to after the backward pass.
+    trained = taken & (source == NONE) & pairs["t_requires_grad"].fill_null(value=False).to_numpy()
+    read_before = both[trained & (of_row < begun)]
+    later = written_to[of_row[written_to] > begun]
+    parameter[later[trained[later] & np.isin(both[later], read_before)]] = True
+    updates[of_row[later[parameter[later]]]] = True
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
     stepped = written_to[by_optimizer[written_to]]
     # So is what an optimiser writes to, whoever reads it: weights that are given to a function by hand.
@@ -247,9 +254,15 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, hits & (elements[0] > 1), unlike,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, (_kinds(pairs["t_name"]),
+        _kinds(pairs["g_name"])), hits & (elements[0] > 1), unlike,
         _moved(pairs) if run.settings.get(ROUGH_EXP) else frozenset(),
     )  # fmt: skip
+
+
+def _kinds(names: pl.Series) -> Ints:
+    given = names.str.extract(r"^(?:Module|Cell|Layer)\.(?:.*\.)?([^.]+\.[^.]+)\.forward\.\d+\.output\.")
+    return np.unique(given.fill_null("").to_numpy(), return_inverse=True)[1].astype(np.int64)
 
 
 _MOVES = (
