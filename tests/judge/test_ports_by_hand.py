@@ -172,7 +172,9 @@ class Stack(nn.Module):
 
     def __init__(self, by_hand: bool, fault: str) -> None:
         super().__init__()
-        self.trunk = nn.Sequential(*(Feeds(by_hand and fault != "norm", fault * (at == 1)) for at in range(3)), nn.LayerNorm(WIDTH))
+        self.trunk = nn.Sequential(
+            *(Feeds(by_hand and fault != "norm", fault * (at == 1)) for at in range(3)), nn.LayerNorm(WIDTH)
+        )
         self.head, self.by_hand, self.fault = nn.Linear(WIDTH, 3), by_hand, fault
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
