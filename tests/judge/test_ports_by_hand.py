@@ -208,3 +208,40 @@ def test_parts_that_one_run_calls_alone_are_no_causes(
     if first is not None:
         assert calls[level == "L0"] in (first.op, first.module), first
         assert words in first.sentence or level == "L0", first
+
+
+class Words(nn.Module):
+    """Two tables; ``looks``: it first looks a number up in a buffer, as some models of transformers do."""
+
+    def __init__(self, looks: bool, fault: bool = False) -> None:
+        super().__init__()
+        self.words, self.types, self.head = nn.Embedding(20, WIDTH), nn.Embedding(2, WIDTH), nn.Linear(WIDTH, 20)
+        self.register_buffer("zeros", torch.zeros(1, 30, dtype=torch.long))
+        self.looks, self.fault = looks, fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(x.shape[1]).expand_as(x)
+        types = torch.gather(self.zeros.expand(len(x), -1), 1, at) if self.looks else torch.zeros_like(x)
+        inner = self.words(x) + self.types(types)
+        return self.head(torch.relu(inner) if self.fault else torch.tanh(inner))
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_two_other_functions_take_is_no_other_data(fault: bool, tmp_path: Path) -> None:
+    for name in ("target", "golden"):
+        torch.manual_seed(0)
+        model = nn.Sequential(Words(name == "golden", fault and name == "target"))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with twinprobe.record(model, tmp_path / name, level="mix") as recording:
+            for _ in range(2):
+                optimizer.zero_grad()
+                functional.cross_entropy(
+                    model(words := torch.randint(20, (3, 8))).flatten(0, 1), words.flatten()
+                ).backward()
+                optimizer.step()
+                recording.step()
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.agrees is not fault
+    if fault:
+        assert found.steps.parting.cause == "call"
+        assert "relu against tanh" in found.first.sentence

@@ -234,7 +234,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
     written_to = _written_to(pairs, of_row, taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     backward = each_call(lambda op: op.direction == BACKWARD)
-    _mark_updates(pairs, backward, (of_row, written_to, both), taken & (source == NONE), parameter, updates)
+    _mark_updates(pairs, backward, (of_row, written_to, both, source), taken, parameter, updates)
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
     stepped = written_to[by_optimizer[written_to]]
     # So is what an optimiser writes to, whoever reads it: weights that are given to a function by hand.
@@ -267,21 +267,22 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
 def _mark_updates(
     pairs: pl.DataFrame,
     backward: Bools,
-    rows: tuple[Ints, Ints, NDArray[np.uint64]],
-    given: Bools,
+    rows: tuple[Ints, Ints, NDArray[np.uint64], Ints],
+    taken: Bools,
     parameter: Bools,
     updates: Bools,
 ) -> None:
     """Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
 
-    Functions take parameters that no module has: these need a gradient, and are read before the backward pass.
-    ``rows``: their calls, those that are written to, and marks; ``given``: what no call has made.
+    Functions take parameters that no module has: leaves that need a gradient and are read before the backward pass.
+    ``rows``: their calls, those that are written to, marks and sources; ``taken``: tensors that calls take.
     """
-    of_row, written_to, both = rows
+    of_row, written_to, both, source = rows
     begun = int(np.argmax(np.append(backward, True)))
     later = written_to[of_row[written_to] > begun]
-    trained = given & bools(pairs["t_requires_grad"])
-    parameter[later] |= trained[later] & np.isin(both[later], both[trained & (of_row < begun)])
+    needs = bools(pairs["t_requires_grad"])
+    leaf = taken & needs & ((source == NONE) | ~needs[source])  # ``requires_grad_`` came after what made it
+    parameter[later] |= leaf[later] & np.isin(both[later], both[leaf & (of_row < begun)])
     updates[of_row[later[parameter[later]]]] = True
 
 
