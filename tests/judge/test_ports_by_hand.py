@@ -245,3 +245,46 @@ def test_what_two_other_functions_take_is_no_other_data(fault: bool, tmp_path: P
     if fault:
         assert found.steps.parting.cause == "call"
         assert "relu against tanh" in found.first.sentence
+
+
+class _Scaled(torch.autograd.Function):
+    """A product whose way back is written by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Any, factor: Any) -> Any:
+        ctx.save_for_backward(factor)
+        return scores * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (factor,) = ctx.saved_tensors
+        return (factor * gradient.mul(-1)).mul(-1), None
+
+
+class _Gate(nn.Module):
+    def __init__(self, name: str, by_hand: bool) -> None:
+        super().__init__()
+        self.add_module(name, nn.Linear(8, 8))
+        self.layer, self.by_hand = name, by_hand
+
+    def forward(self, x: Any) -> Any:
+        y = getattr(self, self.layer)(x)
+        factor = torch.sigmoid(y.detach())
+        return _Scaled.apply(y, factor) if self.by_hand else y * factor
+
+
+@pytest.mark.parametrize("fault", [1.0, 1.2])
+@pytest.mark.parametrize("by_hand", [(True, False), (False, True), (True, True)])
+def test_a_way_back_that_is_written_by_hand_is_no_riddle(
+    tmp_path: Path, by_hand: tuple[bool, bool], fault: float
+) -> None:
+    """Its calls stand inside the backward pass of a module, and nothing comes after them in order."""
+    for folder, name, hand in zip(("target", "golden"), ("gate", "router"), by_hand, strict=True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), _Gate(name, hand), nn.Linear(8, 8))
+        with torch.no_grad():
+            model[1].get_submodule(name).weight.mul_(fault if folder == "target" else 1.0)
+        with twinprobe.record(model, tmp_path / folder, level="mix"):
+            model(torch.randn(4, 8)).square().mean().backward()
+    first = twinprobe.compare(tmp_path / "target", tmp_path / "golden").first
+    assert (None if first is None else first.call) == (None if fault == 1 else "Functional.linear.1.forward")

@@ -26,7 +26,7 @@ Matcher = Callable[[Run, Run], Pairs]
 Values = tuple[object, ...]
 
 RULE = "place: the parameter"
-_LISTED = re.compile(r"(\.(?:input|output)\.\d+)\.\d+")  # an element of a list
+_LISTED = re.compile(r"(\.(?:input\.[^.]+|output(?:\.0)?))\.\d+")  # an element of a list
 _NOTE = "the optimizers go through their parameters in another order: their calls were paired by parameter"
 
 
@@ -39,7 +39,7 @@ class ByParameter:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair two runs."""
         wanted, order = _order(target), _order(golden)
-        if wanted == order or wanted.keys() != order.keys():
+        if list(wanted) == list(order) or wanted.keys() != order.keys():
             return self.match(target, golden)
         sorted_run = _in_order(golden, order, {name: place for place, name in enumerate(wanted)})
         if sorted_run is None:
@@ -90,7 +90,9 @@ def _in_order(
     listed = {op: [wanted[name] for name in names] for own, names in stretches if len(names) > 1 for op in own}
     names = run.table["name"].to_list()
     renamed, rows = list[str](), list[int]()
-    new_ops = _renumbered([run.ops[op] for op in ops])
+    new_ops = list(run.ops)
+    for place, name in zip(inside, _renumbered([run.ops[ops[place]] for place in inside]), strict=True):
+        new_ops[place] = name
     for op, new in zip(ops, new_ops, strict=True):
         own = list(range(starts[op], starts[op + 1]))
         if op in listed:

@@ -303,14 +303,7 @@ def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:
     rows = np.flatnonzero(flow.spread(flow.each_call(lambda op: LISTS in op.body)))
     if not len(rows):
         return flow
-    place = (
-        pairs["t_name"]
-        .gather(rows)
-        .str.extract(r"\.(?:input\.[^.]+|output(?:\.0)?)\.(\d+)$")
-        .cast(int)
-        .fill_null(NONE)
-        .to_numpy()
-    )
+    place = places_in_lists(flow, pairs)[rows]
     tensor = bools(pairs["t_kind"].gather(rows) == TENSOR)
     shared = (place == NONE) & (flow.role[rows] == INPUT) & tensor
     apart = (place != NONE) & ~np.isin(flow.of_row[rows], flow.of_row[rows[shared]])
@@ -325,6 +318,16 @@ def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:
         flow, ops=[flow.ops[call] for call in whole.tolist()], each_call=partial(_each_element, flow.each_call, whole),
         of_row=of_row, grouped=groups, whole=whole, **{name: getattr(flow, name)[whole] for name in per_call},
     )  # fmt: skip
+
+
+def places_in_lists(flow: Flow, pairs: pl.DataFrame) -> Ints:
+    """Which element of a list each row is, of calls that take lists; NONE elsewhere."""
+    found = np.full(len(flow.role), NONE, dtype=np.int64)
+    rows = np.flatnonzero(flow.spread(flow.each_call(lambda op: LISTS in op.body)))
+    if len(rows):
+        element = pairs["t_name"].gather(rows).str.extract(r"\.(?:input\.[^.]+|output(?:\.0)?)\.(\d+)$")
+        found[rows] = element.cast(int).fill_null(NONE).to_numpy()
+    return found
 
 
 def _each_element(each_call: Callable[..., NDArray[Any]], whole: Ints, *fact: Any) -> NDArray[Any]:
