@@ -137,3 +137,40 @@ def test_a_norm_left_in_training_is_named(tmp_path: Path) -> None:
 
 def test_training_is_noted_where_it_acts() -> None:
     assert "training" not in built_with(nn.InstanceNorm2d(6)) | built_with(nn.GELU()) | built_with(nn.Dropout(0.1))
+
+
+class Drops(nn.Module):
+    """It drops in its own code, before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.layer = 0.2, nn.Conv2d(6, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(nn.functional.dropout(x, self.dropout, self.training))
+
+
+def test_a_module_that_goes_on_dropping_is_named(tmp_path: Path) -> None:
+    runs = [run(tmp_path / str(train), Drops(), train=train) for train in (True, False)]
+    found = twinprobe.compare(*runs).first
+    assert found.module == "norm"
+    assert "the layers are set to training: True against False" in found.sentence
+
+
+def test_the_axis_of_the_batch_is_a_setting(tmp_path: Path) -> None:
+    """At level L0, where batch and length are equal."""
+
+    class Square(nn.Module):
+        def __init__(self, batch_first: bool) -> None:
+            super().__init__()
+            self.gru, self.head = nn.GRU(5, 5, batch_first=batch_first), nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.gru(x)[0])
+
+    for name, batch_first in (("target", False), ("golden", True)):
+        torch.manual_seed(0)
+        with twinprobe.record(net := Square(batch_first), tmp_path / name, level="L0"):
+            net(torch.randn(4, 4, 5)).square().mean().backward()
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden").first
+    assert "the layers were built with batch_first: False against True" in found.sentence

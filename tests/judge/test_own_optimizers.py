@@ -123,3 +123,21 @@ def test_an_average_is_not_noise_where_all_that_is_trained_is_equal(tmp_path: Pa
     first = _first(tmp_path, step=1)
     assert first is not None
     assert first.op == "Module.average.Linear.forward.0"
+
+
+def test_parameters_that_belong_to_no_module(tmp_path: Path) -> None:
+    """What functions read, and what is written to it by hand after the backward pass."""
+    for name, rate in (("target", 0.05), ("golden", 0.1)):
+        torch.manual_seed(0)
+        weight, bias = torch.randn(6, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+        with twinprobe.record(outer := torch.nn.Identity(), tmp_path / name, level="mix") as recording:
+            for _ in range(2):
+                outer(torch.tanh(torch.randn(4, 6) @ weight + bias)).square().mean().backward()
+                with torch.no_grad():
+                    weight -= 0.1 * weight.grad
+                    bias -= rate * bias.grad
+                weight.grad = bias.grad = None
+                recording.step()
+    parting = twinprobe.compare(tmp_path / "target", tmp_path / "golden").steps.parting
+    assert parting.step == 0
+    assert "an argument differs: argument 1: 0.05 against 0.1" in parting.sentence

@@ -150,6 +150,103 @@ def test_golden_s_value_of_elsewhere_with_its_axes_in_another_order(tmp_path: Pa
     )
 
 
+class Feeds(nn.Module):
+    """A block whose parts one run calls as modules and the other as functions."""
+
+    def __init__(self, by_hand: bool, fault: str = "") -> None:
+        super().__init__()
+        self.up, self.gate, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.act, self.drop, self.by_hand, self.fault = nn.GELU(), nn.Dropout(0.0), by_hand, fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.by_hand:
+            return x + self.down(self.act(self.up(x)) * torch.sigmoid(self.gate(x)))
+        gate = functional.linear(x, self.gate.weight, self.gate.bias)
+        inner = self.drop(torch.relu(self.up(x))) if self.fault == "act" else functional.gelu(self.up(x))
+        gate = torch.tanh(gate) if self.fault == "gate" else torch.sigmoid(gate)
+        return x + self.down(inner * gate)
+
+
+class Stack(nn.Module):
+    """Blocks and a norm, which one run calls in a module around them."""
+
+    def __init__(self, by_hand: bool, fault: str) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(
+            *(Feeds(by_hand and fault != "norm", fault * (at == 1)) for at in range(3)), nn.LayerNorm(WIDTH)
+        )
+        self.head, self.by_hand, self.fault = nn.Linear(WIDTH, 3), by_hand, fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.trunk[: 3 if self.fault == "norm" else 4] if self.by_hand else [self.trunk]:
+            x = part(x)
+        return self.head(x.mean(1) if self.fault == "pool" else x[:, 0])
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+@pytest.mark.parametrize(
+    ("fault", "calls", "words"),
+    [
+        ("", ("", ""), ""),
+        ("act", ("trunk.1.drop", "trunk.1"), "relu, dropout against gelu"),
+        ("gate", ("Torch.tanh.0.forward", "trunk.1"), "tanh is called where golden calls sigmoid"),
+        ("pool", ("Tensor.mean.0.forward", "head"), "only target calls mean here"),
+        ("norm", ("trunk.3", "trunk.3"), "only golden calls layer_norm here"),
+    ],
+)
+def test_parts_that_one_run_calls_alone_are_no_causes(
+    fault: str, calls: tuple[str, str], words: str, level: str, tmp_path: Path
+) -> None:
+    """Another block has them too, and agrees; a dropout that drops nothing gives what it takes."""
+    for name in ("target", "golden"):
+        torch.manual_seed(0)
+        model = Stack(name == "target", fault if name == "target" else "")
+        with twinprobe.record(model, tmp_path / name, level=level):
+            model(torch.randn(4, 6, WIDTH)).square().mean().backward()
+    first = twinprobe.compare(tmp_path / "target", tmp_path / "golden").first
+    assert (first is None) is (not fault), first
+    if first is not None:
+        assert calls[level == "L0"] in (first.op, first.module), first
+        assert words in first.sentence or level == "L0", first
+
+
+class Words(nn.Module):
+    """Two tables; ``looks``: it first looks a number up in a buffer, as some models of transformers do."""
+
+    def __init__(self, looks: bool, fault: bool = False) -> None:
+        super().__init__()
+        self.words, self.types, self.head = nn.Embedding(20, WIDTH), nn.Embedding(2, WIDTH), nn.Linear(WIDTH, 20)
+        self.register_buffer("zeros", torch.zeros(1, 30, dtype=torch.long))
+        self.looks, self.fault = looks, fault
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(x.shape[1]).expand_as(x)
+        types = torch.gather(self.zeros.expand(len(x), -1), 1, at) if self.looks else torch.zeros_like(x)
+        inner = self.words(x) + self.types(types)
+        return self.head(torch.relu(inner) if self.fault else torch.tanh(inner))
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_two_other_functions_take_is_no_other_data(fault: bool, tmp_path: Path) -> None:
+    for name in ("target", "golden"):
+        torch.manual_seed(0)
+        model = nn.Sequential(Words(name == "golden", fault and name == "target"))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with twinprobe.record(model, tmp_path / name, level="mix") as recording:
+            for _ in range(2):
+                optimizer.zero_grad()
+                functional.cross_entropy(
+                    model(words := torch.randint(20, (3, 8))).flatten(0, 1), words.flatten()
+                ).backward()
+                optimizer.step()
+                recording.step()
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.agrees is not fault
+    if fault:
+        assert found.steps.parting.cause == "call"
+        assert "relu against tanh" in found.first.sentence
+
+
 class _Scaled(torch.autograd.Function):
     """A product whose way back is written by hand."""
 

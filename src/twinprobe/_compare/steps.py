@@ -229,9 +229,10 @@ def _take_calls(run: Run, row: dict[str, float]) -> list[tuple[str, Rows]]:
             continue
         numbers = {"norm": norm, "mean": mean, "max": max(abs(high or 0.0), abs(low or 0.0))}
         if role == INPUT:
-            # A function takes weights as well: only its first argument is data.
+            # A function takes weights as well: only its first argument is data, and that of another one is other data.
             if op == first and (call.is_module or name.endswith(".input.0")):
-                take(f"input.{name.rpartition('.input.')[2]}", at, numbers | {"min": low})
+                own = "" if call.is_module else f"{call.body}."
+                take(f"input.{own}{name.rpartition('.input.')[2]}", at, numbers | {"min": low})
             continue
         title = call.body if call.is_module else f"{call.prefix}.{call.body}.{call.call}"
         if outputs.setdefault(title, name) == name:

@@ -116,8 +116,9 @@ def describe(
     place = name.removeprefix(op).strip(".") or name
     what = _sentence(evidence, judged, beginning, found, place)
     module = _module(run, op)
-    if kinds and beginning.cause == OUTPUT_DIFFERS and module != IN_OPTIMIZER and golden is not None:
-        call = parse_op(op)
+    call = parse_op(op)
+    own_code = beginning.cause == BETWEEN and call.is_module and call.direction == FORWARD
+    if kinds and (own_code or beginning.cause == OUTPUT_DIFFERS) and module != IN_OPTIMIZER and golden is not None:
         noted = LAYERS in target.settings and LAYERS in golden.settings
         path = call.body if call.is_module else module
         if noted and (built := settings_of_layer(target, golden, evidence.pairs, path)):

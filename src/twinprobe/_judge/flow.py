@@ -26,6 +26,7 @@ from twinprobe._runs.names import (
     LISTS,
     MOVED_VALUES,
     OPTIMIZER,
+    OWN_MODULE,
     SUMMED_ONTO,
     OpName,
 )
@@ -107,6 +108,8 @@ class Flow:
     """The golden run's call of each row, by its number there."""
     golden_only: Bools
     """Outputs of calls that only the golden run makes."""
+    kind: tuple[Ints, Ints]
+    """Which outputs are of modules of one name and class, target and golden; 0 for what is no module's output."""
     hits: Bools
     """Rows of zeros and ones alone: masks, or which predictions were right."""
     other_arguments: Bools
@@ -230,9 +233,8 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     in_place = each_call(_writes) | written
     clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
     written_to = _written_to(pairs, of_row, taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
-    # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
-    begun = int(np.argmax(np.append(each_call(lambda op: op.direction == BACKWARD), True)))
-    updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
+    backward = each_call(lambda op: op.direction == BACKWARD)
+    _mark_updates(pairs, backward, (of_row, written_to, both, source), taken, parameter, updates)
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
     stepped = written_to[by_optimizer[written_to]]
     # So is what an optimiser writes to, whoever reads it: weights that are given to a function by hand.
@@ -256,9 +258,37 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
-        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, hits & (elements[0] > 1), unlike,
+        in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, (_kinds(pairs["t_name"]),
+        _kinds(pairs["g_name"])), hits & (elements[0] > 1), unlike,
         _moved(pairs) if run.settings.get(ROUGH_EXP) else frozenset(),
     )  # fmt: skip
+
+
+def _mark_updates(
+    pairs: pl.DataFrame,
+    backward: Bools,
+    rows: tuple[Ints, Ints, NDArray[np.uint64], Ints],
+    taken: Bools,
+    parameter: Bools,
+    updates: Bools,
+) -> None:
+    """Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
+
+    Functions take parameters that no module has: leaves that need a gradient and are read before the backward pass.
+    ``rows``: their calls, those that are written to, marks and sources; ``taken``: tensors that calls take.
+    """
+    of_row, written_to, both, source = rows
+    begun = int(np.argmax(np.append(backward, True)))
+    later = written_to[of_row[written_to] > begun]
+    needs = bools(pairs["t_requires_grad"])
+    leaf = taken & needs & ((source == NONE) | ~needs[source])  # ``requires_grad_`` came after what made it
+    parameter[later] |= leaf[later] & np.isin(both[later], both[leaf & (of_row < begun)])
+    updates[of_row[later[parameter[later]]]] = True
+
+
+def _kinds(names: pl.Series) -> Ints:
+    given = names.str.extract(OWN_MODULE).fill_null("").to_numpy()
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
 
 
 def _moved(pairs: pl.DataFrame) -> frozenset[int]:

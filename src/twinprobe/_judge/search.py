@@ -194,7 +194,7 @@ def find_beginnings(
         elif flow.role[row] in (INPUT, PARAMETER):
             if owner in deeper and (not facts.whole[row] or (owner, flow.mark[row]) in passed_on):
                 continue  # a call inside takes the same value, or what was made of it; of a mask anything is made
-            beginning = _entering(flow, row, owner, facts)
+            beginning = _entering(flow, row, owner, facts, events[0])
             inside = int(flow.parent[beginning.call]) in owned
             beginning = _by_argument(beginning, arguments, facts, inside=inside)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
@@ -202,7 +202,9 @@ def find_beginnings(
         elif not flow.leaf[owner] and _alone(flow.golden_source[row], facts) and flow.ops[owner].direction == FORWARD:
             beginning = Beginning(owner, row, MISSING, [int(flow.golden_source[row])])
         else:
-            random = family[owner] == Family.RANDOM and flow.ops[owner].direction == FORWARD
+            # Where a group ends in a dropout, what came before it may be the other function.
+            random = family[owner] == Family.RANDOM and owner not in flow.grouped
+            random &= flow.ops[owner].direction == FORWARD
             cause = ARGUMENT if owner in arguments else RANDOM if random else OUTPUT_DIFFERS
             beginning = Beginning(owner, row, cause, arguments.get(owner, []))
         found.setdefault(beginning.call, beginning)
@@ -261,13 +263,17 @@ def _unexplained(
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, noise, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering) & ~unused(flow, noise, facts) & ~facts.idle
     # A product that gives the same took the same, transposed by a flag of its own: nothing begins there. A bias, which
-    # has one axis, is never transposed.
+    # has one axis, is never transposed. Nor does anything where two factors or summands have changed places.
     given = np.zeros(len(flow.ops))
     made = (flow.role == OUTPUT) & (flow.of_row >= 0)
     np.maximum.at(given, flow.of_row[made], np.nan_to_num(np.where(facts.matched, noise.error, 1.0), nan=1.0)[made])
-    given[flow.each_call(lambda op: op.direction != FORWARD) | (family != Family.PRODUCT)] = np.inf
-    least = _TRANSPOSED * np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
-    entering &= (given[call] > least) | (flow.elements[0] == flow.length)
+    backward = flow.each_call(lambda op: op.direction != FORWARD)
+    least = np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
+    operand = np.ones(len(flow.ops))
+    np.minimum.at(operand, flow.of_row[inputs & facts.tensor], least[inputs & facts.tensor])
+    commutes = np.isin(family, (Family.SUM, Family.MULTIPLY)) & ~backward & (given <= _TRANSPOSED * operand)
+    given[backward | (family != Family.PRODUCT)] = np.inf
+    entering &= ((given[call] > _TRANSPOSED * least) | (flow.elements[0] == flow.length)) & ~commutes[call]
     gradients = off & (flow.role == GRADIENT)
     if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
         gradients &= noise.far | (flow.back[call] != NONE)
@@ -352,9 +358,9 @@ def when(flow: Flow, row: int) -> float:
     return float(flow.start[owner]) - 0.5 if flow.role[row] in (INPUT, PARAMETER) else float(owner)
 
 
-def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning:
-    """An input differs that no paired call has made."""
-    sources = int(flow.target_source[row]), int(flow.golden_source[row])
+def _entering(flow: Flow, row: int, owner: int, facts: Differences, began: int) -> Beginning:
+    """An input differs that no paired call has made; ``began``: the first row of all that nothing explains."""
+    sources = _before_nothing(flow, int(flow.target_source[row])), int(flow.golden_source[row])
     made, meant = (NONE if source in flow.moved else source for source in sources)
     around = int(flow.parent[owner])
     forward = flow.ops[owner].direction in (FORWARD, "")
@@ -382,7 +388,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
     elif another or (around != NONE and flow.mark[row] in flow.mark[(flow.of_row == around) & (flow.role == INPUT)]):
         beginning = _innermost(flow, row, OUTSIDE)
-    elif not facts.moved()[row] and (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
+    elif not facts.moved()[row] and (alone := _only_one_run(flow, row, owner, around, facts, began)) is not None:
         beginning = alone
     elif around == NONE:  # what a call has made, in another order, was not given by the caller
         beginning = _innermost(flow, row, BETWEEN if made == meant != NONE else OUTSIDE)
@@ -390,6 +396,16 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         module = flow.ops[owner].is_module
         beginning = Beginning(around if module else owner, row, BETWEEN if module else OUTSIDE)
     return beginning
+
+
+def _before_nothing(flow: Flow, made: int) -> int:
+    """Where a value comes from, behind dropouts that drop nothing: they give back what they took."""
+    while made != NONE and operation_of(flow.ops[int(flow.of_row[made])]).family == Family.RANDOM:
+        took = (flow.of_row == flow.of_row[made]) & (flow.role == INPUT) & (flow.marks[0] == flow.marks[0][made])
+        if not took.any():
+            break
+        made = int(flow.target_source[np.argmax(took)])
+    return made
 
 
 def _by_argument(
@@ -420,11 +436,12 @@ def _reader_of_one_run(flow: Flow, row: int, owner: int) -> int | None:
     return int(np.argmax(readers)) if readers.any() else None
 
 
-def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differences) -> Beginning | None:
+def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differences, began: int) -> Beginning | None:
     """The last call before in the module around that only one run makes: what it gave may have been indexed on the way.
 
-    None where both runs make such calls, and where what they gave is there without them: these change nothing. Indexing
-    makes no whole numbers of others.
+    None where both runs make such calls, and where what they gave is there without them: these change nothing. So do
+    modules of which one run alone has another of their name before anything differs. Indexing makes no whole numbers of
+    others.
     """
     inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
@@ -435,7 +452,8 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     any_made = made.any()
     for at in np.flatnonzero(made).tolist():  # what leaves a module that both runs call is compared there
         outer = flow.parents_of(int(flow.of_row[at]))
-        made[at] = not any(facts.called[call] for call in outer[: outer.index(around) if around in outer else None])
+        outer = outer[: outer.index(around) if around in outer else None]
+        made[at] = not any(facts.called[call] for call in outer) and _before_nothing(flow, at) == at
     if any_made and not made.any():  # and so may be those of golden
         return None
     first = flow.golden_call[inside & facts.matched]
@@ -444,16 +462,20 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     meant[list(flow.moved)] = False
     alike = facts.integer == facts.integer[row]
     made, meant = made & alike, meant & alike
-    for alone, marks in ((made, flow.marks[0]), (meant, flow.marks[1])):
+    for alone, side, call in ((made, 0, flow.of_row), (meant, 1, flow.golden_call)):
         if alone.any():
-            alone[alone] = ~np.isin(marks[alone], marks[facts.matched])
+            marks, kind = flow.marks[side], flow.kind[side]
+            usual = np.bincount(kind[~facts.matched & (call < call[began])], minlength=kind.max() + 1) > 1
+            usual[0] = False
+            alone[alone] = ~np.isin(marks[alone], marks[facts.matched]) & ~usual[kind[alone]]
     if made.any() == meant.any():
         return None
-    if meant.any():
-        last = np.flatnonzero(meant)[np.argmax(flow.golden_call[meant])]
-        return Beginning(owner, row, MISSING, [int(last)])
-    last = np.flatnonzero(made)[np.argmax(flow.of_row[made])]
-    return Beginning(int(flow.of_row[last]), int(last), EXTRA, [row])
+    alone, side, call = (meant, 1, flow.golden_call) if meant.any() else (made, 0, flow.of_row)
+    last = np.flatnonzero(alone)[np.argmax(call[alone])]
+    # What a module gives was made by a call inside it.
+    same = np.flatnonzero(alone & (flow.marks[side] == flow.marks[side][last]))
+    last = same[np.argmin(call[same])]
+    return Beginning(owner, row, MISSING, [int(last)]) if side else Beginning(int(call[last]), int(last), EXTRA, [row])
 
 
 def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:

@@ -292,7 +292,7 @@ _SETTINGS = {
         "eps", "momentum", "p", "approximate", "negative_slope", "alpha", "kernel_size", "stride", "padding",
         "padding_mode", "pad_mode", "output_padding", "dilation", "groups", "num_groups", "ceil_mode", "dim",
         "align_corners", "scale_factor", "count_include_pad", "norm_type", "bidirectional", "dropout",
-        "track_running_stats", "padding_idx",
+        "track_running_stats", "padding_idx", "batch_first",
     )},
     "epsilon": "eps", "variance_epsilon": "eps", "layer_norm_eps": "eps", "group": "groups", "ksize": "kernel_size",
     "axis": "dim",
@@ -333,7 +333,8 @@ def built_with(layer: Any) -> dict[str, Any]:
     training = getattr(layer, "training", True)
     if not (averages and training):
         found.pop("momentum", None)
-    found |= {"training": bool(training)} if averages else {}  # a dropout that is left on shows by itself
+    # A dropout that is left on shows by itself, unless a module drops in its own code.
+    found |= {"training": bool(training)} if averages or found.get("dropout") else {}
     if not training:
         found.pop("p", None)
     # Weights are packed there: no parameter shows what it computes in.

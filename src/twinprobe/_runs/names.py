@@ -62,6 +62,8 @@ PRODUCT_OUTPUT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru
 MATMUL_FACTOR = r"(?i)\.(__matmul__|matmul|batchmatmul|bmm|mm)\.\d+\.(forward\.input|backward\.output)\.\w+$"
 # Sums that read nothing of their first input where the factor before it is zero: it may be memory nobody has written.
 SUMMED_ONTO = r"\.(?:addmm|addbmm|baddbmm|addmv|addr|sspaddmm)_?\.\d+\.forward\.input\.0$"
+# A module's own name and class, of what it gives.
+OWN_MODULE = r"^(?:Module|Cell|Layer)\.(?:.*\.)?([^.]+\.[^.]+)\.forward\.\d+\.output\."
 # What calls give that only move values.
 MOVED_VALUES = (
     r"\.(?:chunk|split|tensor_split|unbind|narrow|cat|concat|stack|transpose|permute|reshape|view|flatten|squeeze"
