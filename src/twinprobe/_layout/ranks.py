@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import pairwise
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,25 @@ def passes_of(run: Run) -> int:
 
     Each goes there and back: a generator that is called for its critic first, and then for itself, comes back once.
     """
-    return gcd(*_module_calls(run).values(), *_module_calls(run, BACKWARD).values()) or 1
+    return gcd(*_module_calls(run).values(), *_module_calls(run, BACKWARD).values()) or _passes_of_functions(run)
+
+
+def _passes_of_functions(run: Run) -> int:
+    """The same where no module was recorded: how often backward begins, if it makes the same calls each time."""
+    trained = _trained(run)
+    there = [
+        op.direction for op in run.op_names if op.direction == BACKWARD or f"{op.prefix}.{op.body}.{op.call}" in trained
+    ]
+    ends = [at for at, (one, after) in enumerate(pairwise(there)) if (one, after) == (BACKWARD, FORWARD)]
+    calls = [f"{op.prefix}.{op.body}" for op in run.op_names if op.direction == BACKWARD]
+    places = [there[: at + 1].count(BACKWARD) for at in ends]
+    passes = [calls[start:end] for start, end in pairwise([0, *places, len(calls)])]
+    return len(passes) if all(one == passes[0] for one in passes) else 1
+
+
+def _trained(run: Run) -> set[str]:
+    """The forward calls that backward comes back to."""
+    return {f"{op.prefix}.{op.body}.{op.call}" for op in run.op_names if op.direction == BACKWARD}
 
 
 def _module_calls(run: Run, direction: str = FORWARD) -> Counter[str]:
@@ -207,16 +226,28 @@ def fold_calls(dump: RankDump, micro: int) -> None:
     if micro > 1 and len({chunk_of(name) for name in run.ops} - {None}) > 1:
         _fold_stages(dump, micro, heads, names)
     elif micro > 1:
-        forward = {head: len(calls) for (head, direction), calls in heads.items() if direction == FORWARD}
+        # What is called more often before the first module, or after the last backward call, than in a micro batch
+        # prepares the batch or finishes its gradients.
+        trained = _trained(run)
+        begun = next((at for at, (name, op) in enumerate(zip(run.ops, run.op_names, strict=True)) if is_module(name)
+                      or run.parents.get(name) or f"{op.prefix}.{op.body}.{op.call}" in trained), 0)  # fmt: skip
+        ended = max((at for at, op in enumerate(run.op_names) if op.direction == BACKWARD), default=len(run.ops))
+        forward = {head: calls for (head, direction), calls in heads.items() if direction == FORWARD}
         for (head, direction), calls in heads.items():
-            count = forward.get(head, len(calls)) if direction == BACKWARD else len(calls)
-            if count % micro:
+            own = forward.get(head, calls) if direction == BACKWARD else calls
+            early, late = sum(at < begun for at in own), sum(at > ended for at in own)
+            if len(own) % micro == 0 and max(early, late) <= len(own) // micro:
+                early = late = 0
+            count = len(own) - early - late
+            if not count or count % micro:
                 continue
-            each = count // micro
             for at in calls:
                 op = parse_op(names[at])
-                dump.micro[at], call = divmod(op.call, each)
-                names[at] = op.renumbered(call)
+                if 0 <= op.call - early < count:
+                    dump.micro[at], call = divmod(op.call - early, count // micro)
+                    names[at] = op.renumbered(early + call)
+                elif op.call >= early:
+                    names[at] = op.renumbered(op.call - count + count // micro)
     _rename(dump, names)
 
 

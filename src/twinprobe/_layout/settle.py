@@ -45,8 +45,10 @@ from twinprobe._layout.shared import (
     called_late,
     common_shapes,
     copied_weights,
+    cut_as_weight,
     cut_lookups,
     cut_modules,
+    gradients_of_values,
     groups_in,
     handed_on_as_sums,
     order_of_sequences,
@@ -118,9 +120,11 @@ class _Side:
         self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
         self.reduced, self.extremes = reductions(whole)
         self.partial: set[Any] = set()
+        self.exact: tuple[bool, ...] = EXACT
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
-        self.means = sums.shares_of(whole)
-        self.shares = self.means if self.optimizer else sums.gradient_shares(whole, self.partner, self.golden)
+        self.means, self.plain = sums.shares_of(whole), sums.added_up_beside(whole, other)
+        self.values = gradients_of_values(whole)
+        self.shares = self.means if self.optimizer else sums.gradient_shares(whole, self.partner, self.golden, other)
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
         self.shared: dict[int, int] = {}  # gradients that are parts of one, with the first of each group
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
@@ -231,8 +235,7 @@ class _Side:
             self._nothing(row, "how the ranks are laid out is not known")
             return
         pieces = self.whole.pieces_of(row)
-        self.exact: tuple[bool, ...] = EXACT
-        self.members = {}
+        self.exact, self.members, of_row = EXACT, {}, self.values.get(row, -1)
         blocks = self._blocks(row, pieces)
         if blocks is None:
             return
@@ -247,7 +250,7 @@ class _Side:
             if blocks[0].shape != goal or not (role == PARAMETER or (copied and goal != ())):
                 self._nothing(row, "a rank's piece is missing")
                 return
-        weight = role in (PARAMETER, GRADIENT) or self.optimizer
+        weight = self.optimizer or role in (PARAMETER, GRADIENT) or (gradient and cut_as_weight(self.whole, of_row))
         alike = [[same(line) for line in along(blocks, axis)] for axis in range(len(AXES))]
         copies, some = tuple(map(all, alike)), tuple(map(any, alike))
         places = tuple((block.place, block.shape) for block in blocks if block.shape is not None)
@@ -283,8 +286,8 @@ class _Side:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            readings: tuple[Any, ...] = {}, self.shares or self.means, self.means
-            arithmetic = nearest(whole, blocks, way, [Arithmetic(shares, {}) for shares in readings])
+            readings = [Arithmetic(shares, {}) for shares in (self.plain, self.shares or self.means, self.means)]
+            arithmetic = nearest(whole, blocks, way, readings)
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")
@@ -415,8 +418,8 @@ class _Side:
     @cached_property
     def parameters(self) -> set[Any]:
         """Modules with the shapes of their parameters."""
-        rows = [row for row, role in enumerate(self.whole.table["role"].to_list()) if role == PARAMETER]
-        return {(parse_op(self.whole.pieces["op"][row]).body, self.whole.pieces_of(row)[0].shape) for row in rows}
+        return {(parse_op(self.whole.pieces["op"][row]).body, self.whole.pieces_of(row)[0].shape)
+                for row, role in enumerate(self.whole.table["role"].to_list()) if role == PARAMETER}  # fmt: skip
 
     @cached_property
     def cut(self) -> set[str]:
@@ -427,16 +430,13 @@ class _Side:
     def taken(self) -> set[Any]:
         """What calls take as it is, by the statistics of all ranks."""
         rows = [row for row, role in enumerate(self.whole.table["role"].to_list()) if role == INPUT]
-        return {signature(line) for row in rows for line in self._lines(row)}
+        return {signature(line) for row in rows for line in along(self.whole.pieces_of(row), AXES.index("tp"))}
 
     @cached_property
     def outputs(self) -> dict[str, int]:
         """The row of each call's first output."""
         rows = [*zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True)]
         return {rows[at][0]: at for at in reversed(range(len(rows))) if rows[at][1] == OUTPUT}
-
-    def _lines(self, row: int) -> list[list[Piece]]:
-        return along(self.whole.pieces_of(row), AXES.index("tp"))
 
     @cached_property
     def of_ranks(self) -> dict[int, str]:

@@ -15,6 +15,7 @@ from twinprobe._align.calls import dims
 from twinprobe._align.links import NONE, Pairs, from_partners
 from twinprobe._layout.pieces import (
     AXES,
+    BATCH_AXES,
     BLOCKS,
     ZIGZAG,
     Arithmetic,
@@ -247,35 +248,39 @@ def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Ma
     """
     kinds, roles, dtypes = (whole.table[name].to_list() for name in ("kind", "role", "dtype"))
     ops, equal, goals = whole.pieces["op"].to_list(), whole.pieces["equal"].to_list(), other.table["shape"].to_list()
-    signs: dict[int, Any] = {}
+    signs: dict[int, set[Any]] = {}  # one for each line of ranks: collectives keep the number of each micro batch
     of_op: dict[str, list[int]] = defaultdict(list)
     made: dict[Any, list[str]] = defaultdict(list)
+    taken: set[Any] = set()
     for row, op in enumerate(ops):
         of_op[op].append(row)
-        if kinds[row] == TENSOR and not is_module(op) and not COLLECTIVE.match(op) and f".{FORWARD}" in op:
-            signs[row] = signature(whole.pieces_of(row))
-            if roles[row] == OUTPUT:
-                made[signs[row]].append(op)
+        if kinds[row] != TENSOR or is_module(op) or f".{FORWARD}" not in op:
+            continue
+        lines = {signature(line) for line in along(whole.pieces_of(row), AXES.index("tp"))}
+        if not COLLECTIVE.match(op):
+            signs[row] = lines
+            for line in lines if roles[row] == OUTPUT else ():
+                made[line].append(op)
+        elif roles[row] == INPUT and lines <= reduced.keys():
+            taken |= lines
 
     def whole_numbers(row: int) -> bool:
         return "int" in (dtypes[row] or "") or "bool" in (dtypes[row] or "")
 
-    def reduces(row: int) -> bool:
-        return all(signature(line) in reduced for line in along(whole.pieces_of(row), AXES.index("tp")))
+    def is_cut(row: int) -> bool:  # over these ranks, that is: others may share the batch
+        if row not in partners:
+            return False
+        lines = along(whole.pieces_of(row), AXES.index("tp"))
+        return prod(dims(goals[partners[row]]) or ()) != sum(prod(line[0].shape or ()) for line in lines)
 
-    def is_cut(row: int) -> bool:
-        return row in partners and dims(goals[partners[row]]) != whole.pieces_of(row)[0].shape
-
-    taken = {signature(whole.pieces_of(row)) for row, op in enumerate(ops)
-             if COLLECTIVE.match(op) and roles[row] == INPUT and kinds[row] == TENSOR and reduces(row)}  # fmt: skip
     open_ends = list(taken)
     before: set[str] = set()
     while open_ends:
         for op in made.get(open_ends.pop(), ()):
             rows = [row for row in of_op[op] if roles[row] == INPUT and row in signs] if op not in before else []
             before.add(op)
-            open_ends += [signs[row] for row in rows
-                          if not is_cut(row) and (whole_numbers(row) or not equal[row])]  # fmt: skip
+            open_ends += [line for row in rows if not is_cut(row) and (whole_numbers(row) or not equal[row])
+                          for line in signs[row]]  # fmt: skip
     found: set[int] = set()
     own: set[Any] = set()
     for op in dict.fromkeys(ops):
@@ -283,12 +288,12 @@ def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Ma
             continue
         inputs = [row for row in of_op[op] if roles[row] == INPUT]
         numbers = any(kinds[row] == VALUE and not equal[row] for row in inputs)
-        if not numbers and not any(row in signs and (is_cut(row) or signs[row] in own) for row in inputs):
+        if not numbers and not any(row in signs and (is_cut(row) or signs[row] <= own) for row in inputs):
             continue
         outputs = [row for row in of_op[op] if roles[row] == OUTPUT and row in signs and not is_cut(row)]
-        own |= {signs[row] for row in outputs}
-        found |= {row for row in inputs if row in signs and signs[row] in own}
-        found |= {row for row in outputs if signs[row] not in taken}
+        own = own.union(*(signs[row] for row in outputs))
+        found |= {row for row in inputs if row in signs and signs[row] <= own}
+        found |= {row for row in outputs if not signs[row] <= taken}
         found |= set(of_op.get(op.replace(f".{FORWARD}", f".{BACKWARD}"), ()))
     return found
 
@@ -394,7 +399,7 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
     found: dict[int, Shape] = {}
     heads, optimizer = [_shared_heads(whole) for whole in (target, golden)], target.path.name.startswith("optimizer")
-    of_gradient = _gradients_of(target)
+    of_gradient = gradients_of_values(target)
     for rows in sorted(partners, key=lambda rows: rows[0] in of_gradient):
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
             continue
@@ -425,7 +430,13 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
     return found
 
 
-def _gradients_of(whole: Whole) -> dict[int, int]:
+def cut_as_weight(whole: Whole, row: int) -> bool:
+    """Whether ranks cut a value, but not with the batch, as functions take parameters; so do its gradients."""
+    way = whole.ways.get(row, ())
+    return any(dim >= 0 for dim in way) and all(way[AXES.index(axis)] < 0 for axis in BATCH_AXES)
+
+
+def gradients_of_values(whole: Whole) -> dict[int, int]:
     """The rows of gradients, with the rows of the values that they are the gradients of."""
     columns = [whole.pieces[name].to_list() for name in ("op", "suffix")]
     columns += [whole.table[name].to_list() for name in ("role", "kind", "dtype")]

@@ -43,14 +43,25 @@ def shares_of(whole: Whole) -> dict[str, list[float]]:
 
 
 def gradient_shares(
-    whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]
+    whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]], other: Run
 ) -> dict[str, list[float]]:
     """The shares by which the gradients of a step count: those of the words, none if they carry them already."""
     shares = shares_of(whole)
-    if shares and divided_before(whole, partners, golden):
+    if shares and divided_before(whole, partners, golden, batches_of(other)):
         whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
-        return {}
+        return added_up_beside(whole, other)
     return {"dp": [1 / whole.layout.dp] * whole.layout.dp} if equal_shares(whole, partners, golden) else shares
+
+
+def batches_of(other: Run) -> int:
+    """Of how many micro batches of one process a mean was taken, though it may add them up."""
+    return other.micro if isinstance(other, Whole) and other.layout.rank_size == 1 else 1
+
+
+def added_up_beside(whole: Whole, other: Run) -> dict[str, list[float]]:
+    """The shares of parts that add up, beside a mean over the other run's micro batches."""
+    axis, size, count = "micro" if whole.micro > 1 else "dp", max(whole.micro, 1), batches_of(other)
+    return {axis: [1 / count] * (size if size > 1 else whole.layout.dp)} if count > 1 else {}
 
 
 def equal_shares(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
@@ -70,12 +81,14 @@ def equal_shares(whole: Whole, partners: Mapping[int, int], golden: Mapping[str,
     return False
 
 
-def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
+def divided_before(
+    whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]], batches: int = 1
+) -> bool:
     """Whether the loss was divided before backward began, so that gradients carry their shares already.
 
     The gradient of the loss tells, or the loss: where each rank divides its sum by the words of all ranks, golden's is
     their sum. At L0, where none is recorded, the first gradient that a module is given does: the norm of all its parts
-    is golden's, not as many times larger as there are parts.
+    is golden's, not as many times larger as there are parts. ``batches``: of golden's, that its values are means of.
     """
     roles, shapes, ops = whole.table["role"].to_list(), whole.table["shape"].to_list(), whole.pieces["op"].to_list()
     given = [row for row in range(whole.table.height)
@@ -86,6 +99,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
         values = [piece.stats[0] for piece in whole.pieces_of(scalars[0]) if not any(piece.place[4:])]
         if goal is None or None in values:
             return False
+        goal *= batches
         total = sum(value for value in values if value is not None)
         if len(values) < 2 or (abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal):
             return len(values) > 1
@@ -93,7 +107,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
         row = next((row for row, of in enumerate(zip(ops, roles, strict=True)) if of == made and row in partners), -1)
         losses = [piece.stats[0] for piece in whole.pieces_of(row) if not any(piece.place[4:])] if row >= 0 else [None]
         goal = golden["max"][partners[row]] if row >= 0 else None
-        return bool(goal and None not in losses and abs(sum(map(float, losses)) / goal - 1) < _PLAIN)  # type: ignore[arg-type]
+        return bool(goal and None not in losses and abs(sum(map(float, losses)) / goal / batches - 1) < _PLAIN)  # type: ignore[arg-type]
     if not given or whole.layout.tp > 1:
         return False
     pieces, goal = whole.pieces_of(given[0]), golden["norm"][partners[given[0]]]
