@@ -16,7 +16,7 @@ import numpy as np
 
 from twinprobe._align.calls import dims
 from twinprobe._align.links import Pairs
-from twinprobe._layout import sums
+from twinprobe._layout import shared, sums
 from twinprobe._layout.pieces import (
     AXES,
     BATCH_AXES,
@@ -41,27 +41,6 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
-from twinprobe._layout.shared import (
-    called_late,
-    common_shapes,
-    copied_weights,
-    cut_as_weight,
-    cut_lookups,
-    cut_modules,
-    gradients_of_values,
-    groups_in,
-    handed_on_as_sums,
-    order_of_sequences,
-    own_parts,
-    own_positions,
-    pieces_in_lists,
-    reductions,
-    shared_gradients,
-    told_by_optimizers,
-    total_norms,
-    unlike_norms,
-    without_collectives,
-)
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import NOTHING, numbers_of
 from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
@@ -83,15 +62,19 @@ class Settler:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair the rows and settle them."""
         pairs = self._match(target, golden)
-        if isinstance(target, Whole) and isinstance(golden, Whole) and groups_in(target) != groups_in(golden):
-            pairs = without_collectives(pairs, target, golden)
+        if (
+            isinstance(target, Whole)
+            and isinstance(golden, Whole)
+            and shared.groups_in(target) != shared.groups_in(golden)
+        ):
+            pairs = shared.without_collectives(pairs, target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
         goals: dict[int, Shape] = {}
         if isinstance(golden, Whole):
             back = [(mine, other) for other, mine in partners]
             if isinstance(target, Whole):
-                goals = common_shapes(target, golden, partners)
+                goals = shared.common_shapes(target, golden, partners)
                 blind = {mine: goals[other] for mine, other in back if other in goals}
                 _Side(golden, target, back, blind).settle()
             else:
@@ -118,18 +101,18 @@ class _Side:
         # The values of a side that is itself not put together yet say nothing.
         settled = goals is None or not isinstance(other, Whole) or other.settled
         self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
-        self.reduced, self.extremes = reductions(whole)
+        self.reduced, self.extremes = shared.reductions(whole)
         self.partial: set[Any] = set()
         self.exact: tuple[bool, ...] = EXACT
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.means, self.plain = sums.shares_of(whole), sums.added_up_beside(whole, other)
-        self.values = gradients_of_values(whole)
+        self.values = shared.gradients_of_values(whole)
         self.shares = self.means if self.optimizer else sums.gradient_shares(whole, self.partner, self.golden, other)
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
         self.shared: dict[int, int] = {}  # gradients that are parts of one, with the first of each group
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
-            self.partner |= copied_weights(whole, self.partner)
-            self.shared = shared_gradients(whole, other, self.partner)
+            self.partner |= shared.copied_weights(whole, self.partner)
+            self.shared = shared.shared_gradients(whole, other, self.partner)
 
     def _add_shared(self) -> None:
         """Give all gradients of a weight that stages share their sum."""
@@ -194,13 +177,13 @@ class _Side:
         whole.settled = True
 
     def _total_norms(self) -> None:
-        for row, norm in total_norms(self.whole, self.changes["norm"]).items():
+        for row, norm in shared.total_norms(self.whole, self.changes["norm"]).items():
             if norm is None:
                 self._nothing(row, "a gradient is not known")
                 continue
             for stat in STATS:
                 self.changes[stat][row] = norm
-        for row, words in unlike_norms(self.whole):
+        for row, words in shared.unlike_norms(self.whole):
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {words}")
             self._nothing(row, "the norms of ranks differ")
 
@@ -250,7 +233,9 @@ class _Side:
             if blocks[0].shape != goal or not (role == PARAMETER or (copied and goal != ())):
                 self._nothing(row, "a rank's piece is missing")
                 return
-        weight = self.optimizer or role in (PARAMETER, GRADIENT) or (gradient and cut_as_weight(self.whole, of_row))
+        weight = (
+            self.optimizer or role in (PARAMETER, GRADIENT) or (gradient and shared.cut_as_weight(self.whole, of_row))
+        )
         alike = [[same(line) for line in along(blocks, axis)] for axis in range(len(AXES))]
         copies, some = tuple(map(all, alike)), tuple(map(any, alike))
         places = tuple((block.place, block.shape) for block in blocks if block.shape is not None)
@@ -258,9 +243,9 @@ class _Side:
             self._nothing(row, "a piece has no shape")
             return
         way = fitting_way(places, goal, copies, weight, some, (self._tokens or (0, 0))[1] * self.whole.layout.cp)
-        shared = repeats(blocks, goal, weight=weight) if way is None else None
-        if shared is not None:
-            count, way = shared
+        alike_ranks = repeats(blocks, goal, weight=weight) if way is None else None
+        if alike_ranks is not None:
+            count, way = alike_ranks
             blocks = self._one_of_each(row, partner, groups_of(blocks, count), way, gradient and not self.optimizer)
         if way is None:
             self._flat(row, blocks, goal)
@@ -362,7 +347,7 @@ class _Side:
         """In which order pieces along an axis follow one another."""
         if self.whole.layout.cp == 1:
             return {}
-        return {"cp": order_of_sequences(self.whole, self.other, {} if self.optimizer else self.partner)}
+        return {"cp": shared.order_of_sequences(self.whole, self.other, {} if self.optimizer else self.partner)}
 
     def _groups(self, block: Piece, way: Any) -> int:
         """Where batch and sequence are one dimension, as many stretches as the batch has sequences."""
@@ -385,9 +370,13 @@ class _Side:
             if axis in BATCH_AXES:
                 if gradient or blocks[0].shape == ():
                     continue
-                # What one rank was given as golden has it (a buffer, a mask) is a copy, and others are wrong.
-                goal = tuple(self.golden[stat][self.partner[row]] for stat in STATS) if row in self.partner else ()
-                copied = role == INPUT and None not in goal and any(block.stats == goal for block in blocks)
+                # What one rank was given as golden has it (a mask) is a copy, and others are wrong; so is what no call
+                # has made, if golden's is the mean of it (a buffer).
+                goal = tuple(self.golden[stat][self.partner[row]] for stat in STATS) if row in self.partner else (None,)
+                copied = role == INPUT and None not in goal and (
+                    any(block.stats == goal for block in blocks)
+                    or (signature(blocks) not in self.made and bool(sums.parts_of(goal, along(blocks, at)[0])))
+                )  # fmt: skip
                 return axis if copied else "unknown"
             if not all(self._is_partial(row, line, role) for line in along(blocks, at)):
                 return axis
@@ -409,7 +398,7 @@ class _Side:
         partial = partial and (self.reduced is None or told)
         if not partial and own not in self.taken:
             shape, around = line[0].shape, (self.outputs, self.taken)
-            copied = self.reduced is None and handed_on_as_sums(self.whole, op, shape, *around)
+            copied = self.reduced is None and shared.handed_on_as_sums(self.whole, op, shape, *around)
             partial = copied or (back and module in self.cut)
         if partial:
             self.partial.add(own)
@@ -424,13 +413,19 @@ class _Side:
     @cached_property
     def cut(self) -> set[str]:
         """The paths of modules of which each rank has a part."""
-        return cut_modules(self.whole, self.other, self.partner)
+        return shared.cut_modules(self.whole, self.other, self.partner)
 
     @cached_property
     def taken(self) -> set[Any]:
         """What calls take as it is, by the statistics of all ranks."""
         rows = [row for row, role in enumerate(self.whole.table["role"].to_list()) if role == INPUT]
         return {signature(line) for row in rows for line in along(self.whole.pieces_of(row), AXES.index("tp"))}
+
+    @cached_property
+    def made(self) -> set[Any]:
+        """What calls return, by the statistics of all ranks."""
+        return {signature(self.whole.pieces_of(row)) for row, role in enumerate(self.whole.table["role"].to_list())
+                if role == OUTPUT}  # fmt: skip
 
     @cached_property
     def outputs(self) -> dict[str, int]:
@@ -442,19 +437,23 @@ class _Side:
     def of_ranks(self) -> dict[int, str]:
         """Values that mean nothing beyond a rank, and why."""
         split, both = any(axis in self.shares for axis in BATCH_AXES), self.goals is not None
-        found = own_positions(self.whole, self.other, self.partner) if split else {}
-        told = both or (not self.optimizer and told_by_optimizers(self.whole, self.other))
-        return found | (called_late(self.whole) if told else {}) | (pieces_in_lists(self.whole) if both else {})
+        found = shared.own_positions(self.whole, self.other, self.partner) if split else {}
+        told = both or (not self.optimizer and shared.told_by_optimizers(self.whole, self.other))
+        return (
+            found
+            | (shared.called_late(self.whole) if told else {})
+            | (shared.pieces_in_lists(self.whole) if both else {})
+        )
 
     @cached_property
     def own_parts(self) -> set[int]:
         """Values between a shard and the reduction that follows, of which each rank has another."""
-        return own_parts(self.whole, self.other, self.partner, self.reduced) if self.reduced else set()
+        return shared.own_parts(self.whole, self.other, self.partner, self.reduced) if self.reduced else set()
 
     @cached_property
     def vocabulary(self) -> set[str]:
         """Lookups in a table of which each rank has some words."""
-        return cut_lookups(self.whole, self.other, self.partner) if self.whole.layout.tp > 1 else set()
+        return shared.cut_lookups(self.whole, self.other, self.partner) if self.whole.layout.tp > 1 else set()
 
     def _worst(
         self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str, arithmetic: Arithmetic

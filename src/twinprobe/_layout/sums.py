@@ -130,11 +130,11 @@ def odd_copies(
     groups: Sequence[Sequence[Piece]],
     goal: Sequence[float | None] | None,
     members: Mapping[int, Sequence[int]],
-    parts_of: Callable[[Sequence[Piece]], str],
+    parts_in: Callable[[Sequence[Piece]], str],
 ) -> tuple[str, Piece]:
     """Which copies differ, in words: from the other side's value, or from most others; and the first group's worst.
 
-    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy. ``parts_of``
+    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy. ``parts_in``
     asks sketches whether the other side's value is the sum or the mean of copies.
     """
     group = groups[0]
@@ -148,7 +148,7 @@ def odd_copies(
     best, odd = min(group, key=distance), max(group, key=distance)
     scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
     if goal is not None and distance(best) > 1e-5 * scale:
-        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
+        ranks, parts = numbers_of([piece.rank for piece in group]), parts_of(goal, group) or parts_in(group)
         if parts:
             adds = "adds them up" if parts == "sum" else "averages them"
             return f"golden's is the {parts} of what ranks {ranks} hold, {NOTHING} {adds}", odd
@@ -172,7 +172,7 @@ def other_parts(whole: Whole, group: Sequence[Piece], said: str) -> str:
     return f"rank {numbers_of(wrong)} adds another value to the sum" if len(wrong) < len(group) else said
 
 
-def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
+def parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
     """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
     high, low, mean, _ = goal
     means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
@@ -188,7 +188,7 @@ def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
 def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Sequence[Piece]) -> str:
     """Whether a value is the sum of what the ranks hold, to which each of them has added the bias of its module."""
     bias = bias_of(whole, whole.pieces["op"][row])
-    return "" if bias is None else _parts_of(goal, [
+    return "" if bias is None else parts_of(goal, [
         piece._replace(stats=(*piece.stats[:2], (piece.stats[2] or nan) - bias * (1 - 1 / len(group)), piece.stats[3]))
         for piece in group
     ]).replace("mean", "")  # fmt: skip
