@@ -439,11 +439,9 @@ class _Side:
         split, both = any(axis in self.shares for axis in BATCH_AXES), self.goals is not None
         found = shared.own_positions(self.whole, self.other, self.partner) if split else {}
         told = both or (not self.optimizer and shared.told_by_optimizers(self.whole, self.other))
-        return (
-            found
-            | (shared.called_late(self.whole) if told else {})
-            | (shared.pieces_in_lists(self.whole) if both else {})
-        )
+        if told:
+            found |= shared.called_late(self.whole) | shared.of_tied_stages(self.whole, self.shared)
+        return found | (shared.pieces_in_lists(self.whole) if both else {})
 
     @cached_property
     def own_parts(self) -> set[int]:

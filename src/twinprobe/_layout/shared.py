@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, isclose, prod
 from typing import Any
 
 import numpy as np
 
-from twinprobe._align.calls import dims
+from twinprobe._align.calls import bare_path, dims
 from twinprobe._align.links import NONE, Pairs, from_partners
 from twinprobe._layout.pieces import (
     AXES,
@@ -32,9 +33,10 @@ from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.sketched.blocks import CLOSE, sketch_of, sketches_of
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op
-from twinprobe._runs.run import OPTIMIZER_FILE, Run
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op, updated_parameter
+from twinprobe._runs.run import OPTIMIZER_FILE, Run, open_run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe.errors import TwinProbeError
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
@@ -138,6 +140,26 @@ def copied_weights(whole: Whole, partners: Mapping[int, int]) -> dict[int, int]:
         if len(there) == 1:
             found |= {rows[name]: partners[there[0]] for name in names if rows[name] not in partners}
     return found
+
+
+def of_tied_stages(whole: Whole, added: Collection[int]) -> dict[int, str]:
+    """The rows of gradients of weights that optimizers of several stages hold, and why they cannot agree with golden's.
+
+    A stage that reads its copy in a function (an output layer without a module) records no gradient of it. ``added``:
+    those that were recorded on all stages.
+    """
+    held: dict[Any, set[int]] = defaultdict(set)
+    for rank, dump in whole.ranks.items() if whole.layout.pp > 1 else ():
+        with suppress(TwinProbeError):
+            table = open_run(dump.folder / OPTIMIZER_FILE).table
+            rows = table.filter(table["name"].str.ends_with(".parameters.before") & (table["max"] != table["min"]))
+            for name, *content in rows.select("name", "shape", *STATS).iter_rows():
+                held[bare_path(updated_parameter(name)), tuple(content)].add(whole.layout.place(rank).pp)
+    tied = {name for (name, _), stages in held.items() if len(stages) > 1}
+    columns = (whole.table["role"].to_list(), whole.pieces["op"].to_list(), whole.pieces["suffix"].to_list())
+    return {row: "stages share this weight: their optimizers have its gradient"
+            for row, (role, op, suffix) in enumerate(zip(*columns, strict=True))
+            if tied and role == GRADIENT and f"{parse_op(op).body}{suffix}" in tied and row not in added}  # fmt: skip
 
 
 def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) -> str:
