@@ -41,9 +41,9 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
-from twinprobe._layout.whole import Whole
+from twinprobe._layout.whole import Whole, call_head
 from twinprobe._layout.wrong_ranks import NOTHING, numbers_of
-from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
@@ -106,6 +106,7 @@ class _Side:
         self.exact: tuple[bool, ...] = EXACT
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
         self.means, self.plain = sums.shares_of(whole), sums.added_up_beside(whole, other)
+        self.of_pieces: dict[str, str] = {}  # calls in modules that exchange pieces, and why they have no whole result
         self.values = shared.gradients_of_values(whole)
         self.shares = self.means if self.optimizer else sums.gradient_shares(whole, self.partner, self.golden, other)
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
@@ -150,8 +151,9 @@ class _Side:
             if ops[row] in self.vocabulary and roles[row] != PARAMETER and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
-            if row in self.of_ranks or (row in self.own_parts and f".{BACKWARD}" not in ops[row]):
-                self._nothing(row, self.of_ranks.get(row, OWN_PART))
+            why = self.of_ranks.get(row) or self.of_pieces.get(ops[row])
+            if why or (row in self.own_parts and f".{BACKWARD}" not in ops[row]):
+                self._nothing(row, why or OWN_PART)
                 continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             if self.goals is not None:
@@ -277,7 +279,9 @@ class _Side:
         if found is None:
             self._nothing(row, "a piece is not known")
             return
-        self._count(way)
+        for axis, dim in zip(AXES, way, strict=True):
+            self.ways[f"added up over {axis}"] += dim == SUM
+            self.ways[f"concatenated over {axis} along dimension {dim}"] += dim >= 0
         self.whole.ways[row], self.whole.arithmetic[row] = way, arithmetic
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
@@ -533,6 +537,10 @@ class _Side:
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
             return
         self._nothing(row, f"pieces of {shapes_of(blocks)} make no {list(goal)}", shape=not missing)
+        op = self.whole.pieces["op"][row]
+        if call_head(self.whole.parents.get(op) or "") in self.whole.exchanging:
+            calls = op, op.replace(f".{FORWARD}", f".{BACKWARD}")
+            self.of_pieces |= dict.fromkeys(calls, "it is made of the piece that each rank has itself")
 
     def _guess(self, row: int, blocks: list[Piece]) -> None:
         """Nobody on the other side: statistics as of shards, the shape left open."""
@@ -571,13 +579,6 @@ class _Side:
                 self.changes[f"{stat}_kind"][row] = INT if even else FLOAT
             elif kind == BOOL:
                 self.changes[f"{stat}_text"][row] = str(bool(value))
-
-    def _count(self, way: Any) -> None:
-        for axis, dim in zip(AXES, way, strict=True):
-            if dim == SUM:
-                self.ways[f"added up over {axis}"] += 1
-            elif dim >= 0:
-                self.ways[f"concatenated over {axis} along dimension {dim}"] += 1
 
     def _write(self) -> None:
         import polars as pl
