@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from twinprobe._align.auto.alignment import Alignment
     from twinprobe._compare.one import Comparison as Pair
     from twinprobe._compare.request import Job
-    from twinprobe._judge.steps import StepsComparison
+    from twinprobe._judge.across.steps import StepsComparison
     from twinprobe._judge.summary import Divergence
     from twinprobe._runs.run import Run
 

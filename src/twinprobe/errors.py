@@ -17,7 +17,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean 'x'? `` with the known name nearest to one that does not exist; nothing where none is near."""
     from difflib import get_close_matches  # needed only once something is wrong
 
-    near = get_close_matches(name, list(known), n=1)
+    names = list(known)
+    near = [one for one in names if name and one.startswith(name)] or get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}? " if near else ""
 
 

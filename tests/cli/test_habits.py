@@ -65,6 +65,7 @@ def test_paths_that_are_missing_or_too_many(words: list[str], message: str, caps
     [
         (["comapre", "a", "b"], "did you mean 'compare'?"),
         (["compare", "a", "b", "--formt", "csv"], "did you mean '--format'?"),
+        (["compare", "a", "b", "--out", "c"], "did you mean '--output_path'?"),
         (["compare", "a", "b", "--layer_maping=x.yaml"], "did you mean '--layer_mapping'?"),
         (["view", "--exprt", "x.html"], "did you mean '--export'?"),
         (["compare", "a", "b", "--engine", "rya"], "did you mean 'ray'?"),

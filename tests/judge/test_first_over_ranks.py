@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._judge.ranks import Culprit, Meeting, RankFacts, find_culprits
+from twinprobe._judge.across.ranks import Culprit, Meeting, RankFacts, find_culprits
 
 RANKS = 5
 # What happens one after the other: a call on one rank, or an exchange between some.

@@ -560,6 +560,8 @@ class _OtherWays:
         After a backward pass gradients are read, and parameters, which agree whatever went before.
         """
         parent = self._side.parents[op]
+        if op not in self._number:  # a backward pass, around calls that code of its own makes there
+            return [parent] if parent != NONE else []
         back = bisect_right(self._backward, op)
         until = self._backward[back] if back < len(self._backward) else len(self._ops)
         for sibling in self._inside[parent][self._number[op] + 1 :]:

@@ -90,11 +90,13 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
 
     All mapping files are read now, so that a bad one is met before any dump is opened.
     """
+    from twinprobe._align.parameter_order import ByParameter
+
     if not options.any:
-        return NamesMatcher(options)
+        return ByParameter(NamesMatcher(options))
     from twinprobe._align.mapping.mapped import read_mappings
 
-    return read_mappings(options)
+    return ByParameter(read_mappings(options))
 
 
 # Equal names belong together.

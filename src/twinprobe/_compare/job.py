@@ -26,7 +26,7 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
-from twinprobe._judge.ranks import find_culprits
+from twinprobe._judge.across.ranks import find_culprits
 from twinprobe._lazy import polars as pl
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
@@ -35,6 +35,7 @@ from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.dump_json import REST_LOST
 from twinprobe._runs.kernel_dump import is_kernel_folder
+from twinprobe._runs.names import LOOKED_UP
 from twinprobe._runs.run import (
     OPTIMIZER_FILE,
     RUN_FILES,
@@ -102,7 +103,7 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
             raise BadInput("does not exist", where=path)
     runs = all(_holds_run(path) for path in (request.target, request.golden))
     if request.layouts or ((request.target.is_dir() or request.golden.is_dir()) and not runs):
-        from twinprobe._compare.whole import plan_whole, puts_together
+        from twinprobe._compare.layouts.folders import plan_whole, puts_together
 
         if puts_together(request):
             return plan_whole(request)
@@ -207,7 +208,7 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     request = job.request
     options = Options(match, request.thresholds, progress, measure, _noise_run(job), request.isolate, job.before)
     if job.ranks is not None:
-        from twinprobe._compare.whole import compare_whole
+        from twinprobe._compare.layouts.whole import compare_whole
 
         with unchanged(*job.files):
             comparison = compare_whole(job, options)
@@ -238,9 +239,7 @@ def _ids_differ(target: Run, golden: Run) -> bool:
     """Whether the tables of tokens are not asked for the same ids in the same calls: then a look at tokens pays."""
     asked = []
     for run in (target, golden):
-        looked_up = pl.col("name").str.contains(r"(?i)embed[^.]*\.(\d+\.)?forward") & pl.col("dtype").str.contains(
-            "(?i)int"
-        )
+        looked_up = pl.col("name").str.contains(LOOKED_UP) & pl.col("dtype").str.contains("(?i)int")
         asked.append(run.table.with_row_index("row").filter((pl.col("role") == INPUT) & looked_up))
     columns = ["shape", "max", "min"]
     if asked[0].is_empty() or not asked[0].select(columns).equals(asked[1].select(columns)):

@@ -17,6 +17,7 @@ from twinprobe._align.matcher import MappingOptions
 from twinprobe._compare.one import Options, compare_runs, silent
 from twinprobe._compare.ranks import finish, run_all
 from twinprobe._compare.request import Outcome, Request, once
+from twinprobe._judge.deviation import bools
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.summary import Summary
 from twinprobe._judge.verdicts import Evidence, Judged
@@ -333,7 +334,7 @@ def kernel_table(target: KernelRun, golden: KernelRun, evidence: Evidence, judge
 def _numbers(pairs: pl.DataFrame, side: str, stat: str) -> NDArray[Any]:
     """A statistic as a number, NaN where there is none but for null, which counts as 0 in these columns."""
     numbers: NDArray[Any] = pairs[f"{side}_{stat}"].fill_null(np.nan).to_numpy().copy()
-    numbers[(pairs[f"{side}_{stat}_text"] == NULL).fill_null(value=False).to_numpy()] = 0.0
+    numbers[bools(pairs[f"{side}_{stat}_text"] == NULL)] = 0.0
     return numbers
 
 
@@ -374,7 +375,7 @@ def _accuracy_of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame) -> pl.Serie
     cosine, gap = (metrics[name].fill_null(np.nan).to_numpy() for name in ("cosine", "max_abs"))
     status = metrics["status"].to_numpy()
     single = status == "scalar"
-    alike = (pairs["t_max_text"] == pairs["g_max_text"]).fill_null(value=False).to_numpy()
+    alike = bools(pairs["t_max_text"] == pairs["g_max_text"])
     t, g = (_numbers(pairs, side, "max") for side in "tg")
     with np.errstate(all="ignore"):  # of tensors that hold one number: whether its sign is the same
         sign = np.where(np.isnan(t) | np.isnan(g), np.nan, np.where(t == g, 1.0, np.sign(t) * np.sign(g)))
@@ -382,7 +383,7 @@ def _accuracy_of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame) -> pl.Serie
     far = ((cosine < _COSINE) & (gap > _MAX_ABS)) | (cosine < _LOW_COSINE) | (gap > _HIGH_ABS)
     known = ~np.isnan(cosine) & ~np.isnan(gap)
     # A whole number or a flag has no size of error: another one is another one.
-    whole = pairs["t_dtype"].str.contains(r"^(bool|u?int)").fill_null(value=False).to_numpy()
+    whole = bools(pairs["t_dtype"].str.contains(r"^(bool|u?int)"))
     far = np.where(single & whole, ~alike, far)
     numeric = np.where(known, np.where(far, NO, YES), NONE)
     unmatched = ~_comparable(pairs) | (status == "shape unmatched")

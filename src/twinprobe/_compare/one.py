@@ -16,14 +16,21 @@ from twinprobe._align.calls import MINDSPORE, dims, epsilons
 from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.deviation import ADAPTIVE_RATE, ONE_PROCESS, PRODUCT_PRECISION, ROUNDING, Deviation, product_types
-from twinprobe._judge.flow import IN_OPTIMIZER
+from twinprobe._judge.deviation import (
+    ADAPTIVE_RATE,
+    ONE_PROCESS,
+    PRODUCT_PRECISION,
+    ROUNDING,
+    Deviation,
+    bools,
+    product_types,
+)
 from twinprobe._judge.operations import EIGHT_BITS, HIDDEN_PRECISION, ROUGH_EXP, hidden_precision
 from twinprobe._judge.results import PARAMETER_GRADIENTS
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.summary import RunInfo, Summary
-from twinprobe._runs.names import LAYERS
+from twinprobe._runs.names import IN_OPTIMIZER, LAYERS
 from twinprobe._runs.run import (
     DIGESTS,
     OPTIMIZER_FILE,
@@ -50,7 +57,6 @@ if TYPE_CHECKING:
     from twinprobe._judge.deviation import Isolated
     from twinprobe._judge.verdicts import Evidence, Judged
     from twinprobe._report.tokens import TokenFindings
-    from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.tensor_files import Loader
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
@@ -171,24 +177,16 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     pairs = match(target, golden)
     evidence = _measure(mode, target, golden, pair_table(target, golden, pairs), options)
     evidence.other_layout = target.arrangement != golden.arrangement
-    if options.noise is not None:
-        evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
-    left = np.zeros(0, dtype=bool) if options.before is None else _left_before(target, golden, evidence, options)
-    known = [values in options.agreed for values in _values(evidence.pairs)] if options.agreed else left
-    if np.any(known):
-        evidence.noise = np.fmax(
-            np.where(known, evidence.deviation.error, np.nan), np.nan if evidence.noise is None else evidence.noise
-        )
+    left = _known_noise(target, golden, evidence, options)
     one_alone = target.framework != golden.framework and MINDSPORE in (target.framework, golden.framework)
     target.settings |= {HIDDEN_PRECISION: hidden_precision(target, golden), ROUGH_EXP: one_alone}
-    judged = judge(target, evidence, options.thresholds)
-    padded = list[str]()
+    judged, padded = judge(target, evidence, options.thresholds), ""
     if judged.first_row is not None and evidence.pairs["t_name"].str.contains(ATTENTION_MASK).any():
         evidence, judged, padded = _without_padding(target, golden, evidence, judged, options)
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)
         judged = judge(target, evidence, options.thresholds)
-    summary = _summarise(mode, target, golden, evidence, judged, pairs)
+    summary = _summarise(target, golden, evidence, judged, pairs)
     first = summary.first
     if target.step > 0 and first is not None and first.begins == PARAMETER_DIFFERS and not target.arrangement:
         from twinprobe._compare.updates import rate_of_noise
@@ -197,90 +195,52 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         if rate:  # modules alone do not show what the step before made of noise
             target.settings |= {ADAPTIVE_RATE: rate, ONE_PROCESS: 1}
             judged = judge(target, evidence, options.thresholds)
-            summary = _summarise(mode, target, golden, evidence, judged, pairs)
+            summary = _summarise(target, golden, evidence, judged, pairs)
+            first = summary.first
     if left.any():
         worst = float(np.nanmax(evidence.deviation.error[left]))
         note = f"step {target.step} begins with parameters as far apart as the step before, which agrees, left them"
-        note += f" (worst {100 * worst:.2g}%)"
-        summary = replace(summary, notes=[*summary.notes, note])
-    if padded and summary.first is not None and judged.first_row is not None and evidence.partly is None:
-        kinds = [{"name": "padding", "sentence": padded[0], "confidence": 0.9}, *summary.first.kinds]
-        summary = replace(
-            summary, first=replace(summary.first, sentence=f"{summary.first.sentence}; {padded[0]}", kinds=kinds)
-        )
+        summary = replace(summary, notes=[*summary.notes, f"{note} (worst {100 * worst:.2g}%)"])
+    if padded and first is not None and judged.first_row is not None and evidence.partly is None:
+        kinds = [{"name": "padding", "sentence": padded, "confidence": 0.9}, *first.kinds]
+        summary = replace(summary, first=replace(first, sentence=f"{first.sentence}; {padded}", kinds=kinds))
     elif padded:
-        summary = replace(summary, notes=[*summary.notes, *padded])
+        summary = replace(summary, notes=[*summary.notes, padded])
     summary = _with_updates(summary, target, golden, evidence.pairs, judged, options)
     first = summary.first
     if (first is None or first.module == IN_OPTIMIZER) and LAYERS in target.settings and LAYERS in golden.settings:
-        summary = _with_layer_settings(summary, target, golden, evidence.pairs)
+        from twinprobe._judge.kinds.by_settings import with_settings
+
+        summary = with_settings(summary, target, golden, evidence.pairs)
     return Comparison(target, golden, evidence, judged, summary)
 
 
-def _with_layer_settings(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame) -> Summary:
-    """Add the layers that were built otherwise, where no call of the pass shows it. Running statistics come before an
-    optimizer's step."""
-    from twinprobe._judge.kinds.by_settings import settings_without_output
-
-    divergence, note = settings_without_output(target, golden, pairs)
-    if divergence is not None:
-        others = summary.others if summary.first is None else [summary.first, *summary.others]
-        summary = replace(summary, first=divergence, others=others)
-    return replace(summary, notes=[*summary.notes, note]) if note else summary
+def _known_noise(target: Run, golden: Run, evidence: Evidence, options: Options) -> NDArray[np.bool_]:
+    """Keep what is known of the noise by row: of a third run, of values that were judged before. And the rows of
+    parameters that differ as the step before left them."""
+    if options.noise is not None:
+        evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
+    left = np.zeros(0, dtype=bool) if options.before is None else _left_before(target, golden, evidence, options)
+    known = [values in options.agreed for values in _values(evidence.pairs)] if options.agreed else left
+    if np.any(known):
+        before = np.nan if evidence.noise is None else evidence.noise
+        evidence.noise = np.fmax(np.where(known, evidence.deviation.error, np.nan), before)
+    return left
 
 
 def _without_padding(
     target: Run, golden: Run, evidence: Evidence, judged: Judged, options: Options
-) -> tuple[Evidence, Judged, list[str]]:
+) -> tuple[Evidence, Judged, str]:
     """Where the runs part, judge them again by the tokens that their attention masks show, and say what came of it."""
-    from twinprobe._judge.kinds.by_padding import hidden_tokens, reads_padding, shown_tokens
-    from twinprobe._judge.verdicts import judge
+    from twinprobe._judge.kinds.by_padding import Kept, without_padding
 
-    tensors = evidence.metrics is not None
-    if judged.flow is None or target.arrangement or golden.arrangement or (tensors and options.measure is not None):
-        return evidence, judged, []
-    pairs, folders = evidence.pairs, (target.tensor_folder, golden.tensor_folder)
-
-    def load(row: int) -> NDArray[np.generic]:
-        return next(_jobs(*folders, pairs, [row]))[0]().data[:]
-
-    def measure(stretches: dict[int, tuple[NDArray[np.bool_], int]]) -> pl.DataFrame:
-        rows = list(stretches)
-
-        def shown(chosen: list[int]) -> Iterator[tuple[Loader, Loader]]:
-            own = [rows[at] for at in chosen]
-            for row, (first, second) in zip(own, _jobs(*folders, pairs, own), strict=True):
-                yield partial(_without, first, *stretches[row]), partial(_without, second, *stretches[row])
-
-        return file_metrics(*folders, pairs[rows], silent, load=shown)
-
-    try:
-        masks = hidden_tokens(target, pairs, evidence.deviation, load if tensors else None)
-    except TwinProbeError:  # the tensor of a mask cannot be read
-        return evidence, judged, []
-    sketches = None
-    if masks and target.sketches is not None and golden.sketches is not None:
-        sketches = target.sketches.of(pairs["t_row"].to_numpy()), golden.sketches.of(pairs["g_row"].to_numpy())
-    shown = shown_tokens(evidence, sketches, masks, measure if tensors else None) if masks else None
-    if shown is None:
-        return evidence, judged, []
-    again = judge(target, shown, options.thresholds)
-    if again.first_row == judged.first_row:
-        return evidence, judged, []
-    hidden = f"{sum(map(np.count_nonzero, masks.values())):,} tokens that the attention mask hides"
-    if reads_padding(evidence, shown, again):
-        assert again.first_row is not None
-        reader = pairs["t_name"][again.first_row]
-        return evidence, judged, [f"the runs differ for {hidden}, and {reader} is the first that reads these"]
-    return shown, again, [f"not judged: {hidden}, for which the runs differ"]
-
-
-def _without(load: Loader, hidden: NDArray[np.bool_], size: int) -> HostTensor:
-    """A tensor with zeros in place of these stretches of so many elements."""
-    whole = load()
-    data = whole.data[:].copy()
-    data.reshape(len(hidden), size)[hidden] = 0
-    return replace(whole, data=data)
+    kept = None
+    if evidence.metrics is not None:
+        folders = target.tensor_folder, golden.tensor_folder
+        kept = Kept(partial(_jobs, *folders, evidence.pairs), partial(file_metrics, *folders, progress=silent))
+    if target.arrangement or golden.arrangement or (kept is not None and options.measure is not None):
+        return evidence, judged, ""
+    return without_padding(target, golden, evidence, judged, options.thresholds, kept) or (evidence, judged, "")
 
 
 def _left_before(target: Run, golden: Run, evidence: Evidence, options: Options) -> NDArray[np.bool_]:
@@ -357,7 +317,7 @@ def _with_updates(
         precision = max(epsilons(chain(*types)).values(), default=0.0)
         updates[0].settings[PRODUCT_PRECISION] = max(precision, target.settings[HIDDEN_PRECISION])
         # A gradient that an optimizer reads as the backward pass has made it was judged there, with its summands.
-        passed = (pairs["t_role"] == GRADIENT).fill_null(value=False).to_numpy() & (judged.state == ROUNDING)
+        passed = bools(pairs["t_role"] == GRADIENT) & (judged.state == ROUNDING)
         agreed = frozenset(_values(pairs.filter(passed))) if summary.first is None else frozenset()
         compared = compare_runs(*updates, Options(match, options.thresholds, agreed=agreed))
     except TwinProbeError as error:
@@ -446,7 +406,7 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
     return Evidence(mode, pairs, of_tensors(pairs, metrics, recorded, rounding), differences, metrics)
 
 
-def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: Judged, pairs: Pairs) -> Summary:
+def _summarise(target: Run, golden: Run, evidence: Evidence, judged: Judged, pairs: Pairs) -> Summary:
     from twinprobe._judge.describe import describe_first, describe_others, notes
     from twinprobe._judge.results import results
 
@@ -458,7 +418,7 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
     matched = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
     verdicts = {name: judged.verdict.count(name) for name in ("pass", "warning", "error")}
     return Summary(
-        mode=mode,
+        mode=evidence.mode,
         target=_side(target),
         golden=_side(golden),
         rows=len(pairs.target),
@@ -577,14 +537,11 @@ def work_of(target: Path, pairs: pl.DataFrame) -> int:
 
 def file_sizes(folder: Path, names: list[str]) -> list[int]:
     """The bytes of each tensor file; what cannot be read counts as nothing."""
-    return [_pieces_size(folder, name) for name in names]
-
-
-def _pieces_size(folder: Path, name: str) -> int:
     from twinprobe._runs.tensors.tensor_files import named_size
 
-    if not name.startswith(WHOLE):
-        return named_size(folder, name)
+    if not any(name.startswith(WHOLE) for name in names):
+        return [named_size(folder, name) for name in names]
     from twinprobe._layout.pieces import files_of
 
-    return sum(named_size(folder, file) for file in files_of(name))
+    pieces = (files_of(name) if name.startswith(WHOLE) else [name] for name in names)
+    return [sum(named_size(folder, file) for file in files) for files in pieces]

@@ -15,6 +15,7 @@ import numpy as np
 from twinprobe._align.calls import IN_OUT, Shape, dims
 from twinprobe._align.links import MEANING, MERGED, Groups, Pairs
 from twinprobe._align.turns import REORDERED, VIEW, Axes, Candidate, find_turns
+from twinprobe._judge.deviation import bools
 from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._runs.names import MATMUL_FACTOR, NAMED_MOMENTUM, OF_ATTENTION
 from twinprobe._runs.run import WHOLE, Run
@@ -196,7 +197,7 @@ def with_turns(frame: pl.DataFrame) -> pl.DataFrame:
         texts[place] = as_text(ways)
         told = "viewed in other axes" if ways[0] == VIEW else f"axes {' '.join(map(str, ways[0]))}"
         rules[place] = f"{rules[place]}, {told if len(ways) == 1 else 'axes turned'}"
-    for place in np.flatnonzero(frame["rule"].str.ends_with(REORDERED).fill_null(value=False).to_numpy()).tolist():
+    for place in np.flatnonzero(bools(frame["rule"].str.ends_with(REORDERED))).tolist():
         texts[place] = as_text([ANY_ORDER])
     columns = [pl.Series("turn", texts, dtype=pl.String)]
     if turns:
@@ -222,7 +223,7 @@ def _candidates(frame: pl.DataFrame) -> list[Candidate]:
     weights = frame["t_role"].is_in(_WEIGHTS)
     chosen = tensors & (marked | (aligned & (weights | (frame["t_shape"] != frame["g_shape"]))))
     found = []
-    for place in np.flatnonzero(chosen.fill_null(value=False).to_numpy()).tolist():
+    for place in np.flatnonzero(bools(chosen)).tolist():
         target, golden = dims(frame["t_shape"][place]), dims(frame["g_shape"][place])
         if not target or not golden:
             continue

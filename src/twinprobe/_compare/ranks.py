@@ -11,8 +11,8 @@ import numpy as np
 
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe._compare.slices import Cut, measure_slice
+from twinprobe._judge.across.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
 from twinprobe._judge.deviation import DIFFERS
-from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
 from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._judge.summary import Divergence, Summary, unread_rows
 from twinprobe._report.dataset import MEETINGS, Place

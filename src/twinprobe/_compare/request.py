@@ -14,7 +14,7 @@ from twinprobe import __version__
 from twinprobe._align.matcher import MappingOptions
 from twinprobe._compare.one import Isolate
 from twinprobe._compare.slices import Cut
-from twinprobe._judge.ranks import RankFacts
+from twinprobe._judge.across.ranks import RankFacts
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.summary import Summary
 from twinprobe._report.dataset import Place, dataset_folder
@@ -25,7 +25,7 @@ from twinprobe._scale.engine import SLICE_BYTES, EngineOptions
 from twinprobe._scale.ledger import Session, earlier_session, new_session
 
 if TYPE_CHECKING:
-    from twinprobe._judge.steps import StepsComparison
+    from twinprobe._judge.across.steps import StepsComparison
 
 
 @dataclass(frozen=True)

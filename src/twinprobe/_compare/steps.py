@@ -18,8 +18,7 @@ from twinprobe._align.rows import spelled
 from twinprobe._compare.one import Comparison
 from twinprobe._compare.ranks import Gathered
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
-from twinprobe._judge.search import PARAMETER_DIFFERS
-from twinprobe._judge.steps import (
+from twinprobe._judge.across.steps import (
     APART,
     KINDS,
     StepsComparison,
@@ -29,6 +28,7 @@ from twinprobe._judge.steps import (
     expected_noise,
     find_parting,
 )
+from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.summary import Divergence
 from twinprobe._measure.sketch import estimate
 from twinprobe._report.files import own_timestamp, prepare_folder

@@ -25,6 +25,7 @@ from twinprobe._compare.one import Comparison, Matcher, Options, compare_runs
 from twinprobe._compare.pair_table import with_values
 from twinprobe._compare.request import Job
 from twinprobe._layout.pieces import of_concatenation
+from twinprobe._layout.tokens import CONTEXT, LAST, PLAIN, TokenRun, View, token_run, views_of
 from twinprobe._measure.elements import AT_ONCE
 from twinprobe._measure.statistics import statistics
 from twinprobe._report.tokens import Compared, token_findings
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
-
-from twinprobe._layout.tokens import CONTEXT, LAST, PLAIN, TokenRun, View, token_run, views_of
 
 AUTO, ON, OFF = "auto", "on", "off"
 _FIRST_AXIS = re.compile(r"\baxis 0\b")

@@ -22,7 +22,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import match_names, match_updates
 from twinprobe._judge.describe import said_of, size_words, unsized
 from twinprobe._judge.deviation import DIFFERS
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE
+from twinprobe._judge.flow import NONE
 from twinprobe._judge.operations import other_formula
 from twinprobe._judge.results import PARAMETER_GRADIENTS, UPDATED_PARAMETERS
 from twinprobe._judge.search import ARGUMENT, BETWEEN, EXTRA, MISSING, OUTPUT_DIFFERS, OUTSIDE, PARAMETER_DIFFERS
@@ -31,8 +31,12 @@ from twinprobe._runs.names import (
     ADAPTIVE_LR,
     ANY_SETTING,
     BACKWARD,
+    BEFORE,
     FUSED_BIAS,
     GRADIENTS,
+    IN_OPTIMIZER,
+    MODULE_BACK,
+    RATE_SETTING,
     STEP_SETTING,
     TOTAL_NORM,
     UNDECAYED,
@@ -63,9 +67,7 @@ def adaptive_rate(files: Iterable[Path]) -> float | None:
     for file in files:
         with suppress(TwinProbeError):  # reported where updates are compared
             table = open_run(file).table
-            settings = dict(
-                table.filter(table["name"].str.contains(r"\.input\.(lr|alpha)$")).select("name", "max").rows()
-            )
+            settings = dict(table.filter(table["name"].str.contains(RATE_SETTING)).select("name", "max").rows())
             rates = {name: rate for name, rate in settings.items() if rate and re.search(ADAPTIVE_LR, name)}
             # RMSprop corrects no bias: its average of squares begins with a small share of the first one.
             shares = {name: 1 - (settings.get(f"{name.removesuffix('lr')}alpha") or 0.0) for name in rates}
@@ -137,7 +139,7 @@ def noise_of_steps(names: pl.Series, updates: Judged, calls: pl.Series, passes: 
     if step == 0 and len(gradients) > _FEW * names.str.ends_with(".input.0").to_numpy().sum():
         return ""
     off: dict[str, float] = {}
-    modules = calls.str.extract(rf"^Module\.(.+)\.\w+\.{BACKWARD}\.").to_list()
+    modules = calls.str.extract(MODULE_BACK).to_list()
     for module, error in zip(modules, np.nan_to_num(passes.error).tolist(), strict=True):
         off[module or ""] = max(off.get(module or "", 0.0), error)
     may = {name: off.get(updated_parameter(name).rpartition(".")[0], 0.0) for name in gradients}
@@ -297,7 +299,7 @@ def _parameter_of_no_call(first: Divergence, runs: tuple[Run, Run], update_runs:
         first, op=op, row=other[0], golden_row=other[0], stack_line="", target_values=values[0],
         golden_values=values[1], sentence=sentence,
         relative_error=abs(norms[0] - norms[1]) / norms[1] if norms[1] else None,
-        order=NONE, module=path.rpartition(".")[0], argument="parameters.before", begins=PARAMETER_DIFFERS,
+        order=NONE, module=path.rpartition(".")[0], argument=BEFORE, begins=PARAMETER_DIFFERS,
         kinds=[{"name": PARAMETER_DIFFERS, "sentence": f"{path}: {apart}", "confidence": 0.9}],
         error_eps=None, expected_eps=None, times_noise=None,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from twinprobe._report.console import place_in_code
 from twinprobe._report.html import fill_static, safe
 
 if TYPE_CHECKING:
-    from twinprobe._judge.steps import Trend
+    from twinprobe._judge.across.steps import Trend
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 74, 20
 _MOST_POINTS = 1000

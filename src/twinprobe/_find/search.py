@@ -21,12 +21,12 @@ from twinprobe._compare.ranks import rank_facts
 from twinprobe._compare.steps import compare_steps
 from twinprobe._find.page import FindResult, curves, write_page
 from twinprobe._find.programs import Task, run_program, side
+from twinprobe._judge.across.ranks import find_culprits
+from twinprobe._judge.across.steps import StepsComparison, find_parting
 from twinprobe._judge.describe import unsized
-from twinprobe._judge.ranks import find_culprits
 from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import ARGUMENT
 from twinprobe._judge.search import PARAMETER_DIFFERS as PARAMETER
-from twinprobe._judge.steps import StepsComparison, find_parting
 from twinprobe._judge.summary import Divergence
 from twinprobe._report.console import json_bytes, place_in_code
 from twinprobe._report.files import prepare_folder, replacing, result_stem, timestamp_now

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe._align.folders import pair_folders
+from twinprobe._compare.layouts.folders import StepRanks, plan_whole
 from twinprobe._compare.request import Request
-from twinprobe._compare.whole import StepRanks, plan_whole
 from twinprobe._layout.layout import Layout, Layouts
 from twinprobe._runs.run import DUMP, PART, Run, RunFolder, open_run, run_folders
 from twinprobe._runs.whole_files import open_file, place, remote

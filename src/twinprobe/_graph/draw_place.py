@@ -10,9 +10,10 @@ from pathlib import Path
 
 from twinprobe import __version__
 from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._compare.layouts.findings import with_findings
+from twinprobe._compare.layouts.whole import open_wholes
 from twinprobe._compare.one import open_both, worth_two
 from twinprobe._compare.request import mapping_mark, once_in_folder
-from twinprobe._compare.whole import open_wholes, with_findings
 from twinprobe._graph.communication import Call, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
 from twinprobe._graph.golden_process import GoldenProcess

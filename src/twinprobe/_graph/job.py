@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from twinprobe._compare.layouts.folders import puts_together
 from twinprobe._compare.request import Command, Request, session_of
-from twinprobe._compare.whole import puts_together
 from twinprobe._graph.communication import Call, link_ranks, read_calls
 from twinprobe._graph.compare_json import Place, find_places, find_replicas, find_wholes
 from twinprobe._graph.draw_place import DB_FILE, MERGED_DUMP, Drawn, GraphRequest, Job, calls_file, open_runs, run_job

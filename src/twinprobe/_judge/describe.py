@@ -22,12 +22,12 @@ from twinprobe._judge.deviation import (
     sizes_of,
     sketches_of,
 )
-from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow
+from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.kinds.by_calls import attention_words, other_modules
 from twinprobe._judge.kinds.by_settings import LATER, built_clause, clipping, kept_gradient, settings_of_layer
 from twinprobe._judge.kinds.by_statistics import api_name, statistic_kinds
 from twinprobe._judge.operations import argument_name, same_function
-from twinprobe._judge.results import PARAMETER_GRADIENTS, begins_backward, result_rows
+from twinprobe._judge.results import PARAMETER_GRADIENTS, result_rows
 from twinprobe._judge.rules import RULES
 from twinprobe._judge.search import (
     ARGUMENT,
@@ -44,7 +44,16 @@ from twinprobe._judge.search import (
 from twinprobe._judge.summary import Divergence
 from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._runs.dtypes import COMPLEX
-from twinprobe._runs.names import FORWARD, LAYERS, OPTIMIZER, RUNNING_MOMENTUM, TOTAL_NORM, parse_op
+from twinprobe._runs.names import (
+    BEFORE,
+    FORWARD,
+    IN_OPTIMIZER,
+    LAYERS,
+    OPTIMIZER,
+    RUNNING_MOMENTUM,
+    TOTAL_NORM,
+    parse_op,
+)
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import TwinProbeError
@@ -64,7 +73,6 @@ _FRAMEWORK_FILES = re.compile(
     r"|importlib|/twinprobe/_|/runpy\.py|<frozen|<string>|<__array"
 )
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
-_BEFORE = ".parameters.before"
 _MOST_NOTES = 3
 _ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 
@@ -281,7 +289,7 @@ def _beyond_the_step(pairs: pl.DataFrame, flow: Flow | None, beginning: Beginnin
     name = pairs["t_name"][beginning.row] or ""
     if beginning.cause == OUTSIDE and beginning.arguments:  # nothing in this step depends on it
         return f"{argument_name(name)} differs before the call: an evaluation will use it, training does not"
-    if beginning.cause == BETWEEN and flow is not None and begins_backward(flow, beginning.row):
+    if beginning.cause == BETWEEN and flow is not None and flow.begins_backward(beginning.row):
         only_modules = all(op.is_module for op in flow.ops if op.direction == FORWARD)
         own = "the model's own code behind its last module, or " if only_modules else ""
         return f"this gradient is the first of the backward pass: {own}the loss is computed or scaled otherwise"
@@ -542,7 +550,7 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         until = int(judged.calls.of_row[judged.noise.flips].min(initial=until))
     lost = [beginning for beginning in judged.beginnings if not beginning.reaches and beginning.call <= until]
     if len(lost) < len(judged.beginnings):  # what an optimizer finds follows from the steps before
-        lost = [one for one in lost if not (pairs["t_name"][one.row] or "").endswith(_BEFORE)]
+        lost = [one for one in lost if not (pairs["t_name"][one.row] or "").endswith(f".{BEFORE}")]
     effect = "without effect on any result"
     if judged.flow is not None and judged.noise is not None:
         matched = evidence.pairs["g_row"].is_not_null().to_numpy()

@@ -18,7 +18,7 @@ from twinprobe._judge.rules import SUSPICIOUS
 from twinprobe._measure.sketch import Estimate, estimate_pairs, sketch
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs import table as tables
-from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
+from twinprobe._runs.names import FUNCTION_OF_ROW, GIVEN_OR_NORM, OPTIMIZER, PRODUCT_OUTPUT
 from twinprobe._runs.sketches import ROW
 from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 from twinprobe.errors import TwinProbeError
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 # The state of a row. UNKNOWN: both sides exist, but nothing that could be compared was recorded.
 UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
 
-# Outputs of matrix products, as functions and as modules; a type that fewer of them have is an exception.
-_PRODUCT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention){FORWARD_CALL}\.output"
-_USUAL = 0.3
+_USUAL = 0.3  # of matrix products: a type that fewer of them have is an exception
 PRODUCT_PRECISION = "product_precision"  # a setting of what optimizers saw: the epsilon of the step's matrix products
 # The same, by the paths of parameters: the share of a gradient's elements that are nothing but rounding.
 SILENT = "silent"
@@ -48,8 +46,9 @@ _LAST_DIGITS = 64 * 2.0**-23
 WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass
@@ -232,15 +231,15 @@ class Rows:
             coarser = np.where(coarser > 0, np.maximum(coarser, self._unpaired_precision(known)), coarser)
         if run is not None and run.settings.get(PRODUCT_PRECISION):
             # In mixed precision gradients are widened before optimizers get them; parameters keep what they learnt.
-            seen = r"^Optimizer\.(total_norm\.|.+\.input\.0$)" if run.step == 0 else r"^Optimizer\."
-            widened = bools(self.pairs["t_name"].str.contains(seen))
+            names = self.pairs["t_name"].str
+            widened = bools(names.contains(GIVEN_OR_NORM) if run.step == 0 else names.starts_with(OPTIMIZER))
             coarser[widened] = np.maximum(coarser[widened], run.settings[PRODUCT_PRECISION])
         return coarser
 
     def _unpaired_precision(self, known: dict[str | None, float]) -> float:
         """The epsilon of most matrix products where none has a counterpart, 0 where some do: a model as a whole, which
         shows no products, is compared with the calls inside it."""
-        named = {side: bools(self.pairs[f"{side}_name"].str.contains(_PRODUCT)) for side in "tg"}
+        named = {side: bools(self.pairs[f"{side}_name"].str.contains(PRODUCT_OUTPUT)) for side in "tg"}
         if (named["t"] & named["g"] & self.matched).any() or not (named["t"] | named["g"]).any():
             return 0.0
         usual = [product_types(self.pairs[f"{side}_name"], self.pairs[f"{side}_dtype"]) for side in "tg"]
@@ -249,7 +248,7 @@ class Rows:
 
 def product_types(names: pl.Series, dtypes: pl.Series) -> list[str]:
     """The types in which most matrix products are computed; ``dtypes`` are those of the values with these names."""
-    products = dtypes.filter(names.str.contains(_PRODUCT).fill_null(value=False))
+    products = dtypes.filter(names.str.contains(PRODUCT_OUTPUT).fill_null(value=False))
     types = products.value_counts(name="count")
     usual: list[str] = types.filter(types["count"] >= _USUAL * len(products))[products.name].to_list()
     return usual

@@ -16,23 +16,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
+from twinprobe._judge.deviation import Bools, Floats, Ints, bools
 from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of
-from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER, OpName
+from twinprobe._runs.names import (
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    IN_OPTIMIZER,
+    LISTS,
+    MOVED_VALUES,
+    OPTIMIZER,
+    SUMMED_ONTO,
+    OpName,
+)
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 NONE = -1
-IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
 
 # Three odd constants that spread the bits of max, min and the number of elements over one word.
-_SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
 
 _OVERWRITE = frozenset({
@@ -44,9 +50,6 @@ _OPERATORS = frozenset(
     f"__i{name}__" for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul"]
 )
 _OPERATORS |= {"__setitem__"}
-_DIRECTIONS = (FORWARD, BACKWARD, GRADIENTS, "")
-# Sums that read nothing of their first input where the factor before it is zero: it may be memory nobody has written.
-_SUMS = r"\.(?:addmm|addbmm|baddbmm|addmv|addr|sspaddmm)_?\.\d+\.forward\.input\.0$"
 _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 
 
@@ -170,6 +173,12 @@ class Flow:
         ended = [call for call in forward if call < self.start[owner]]
         return self.ops[ended[-1]].text if ended else ""
 
+    def begins_backward(self, row: int) -> bool:
+        """Whether a row is the gradient of the loss, which code outside of all recorded calls computes."""
+        backward = np.flatnonzero(self.each_call(lambda op: op.direction == BACKWARD))
+        first = len(backward) > 0 and self.of_row[row] == backward[0] and self.parent[backward[0]] == NONE
+        return bool(first and self.role[row] == INPUT)
+
     def ends_in(self, row: int) -> bool:
         """Whether a row is the gradient of something that no recorded call reads: code behind all of them made it."""
         owner = int(self.of_row[row])
@@ -197,12 +206,12 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     alike = pairs["t_shape"].equals(pairs["g_shape"])
     elements = sizes[0], sizes[0] if alike else _sizes(pairs["g_shape"])[0]
     marks = [_marks(pairs, side, count) for side, count in zip("tg", elements, strict=True)]
-    tensor = ((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR)).fill_null(value=False).to_numpy()
+    tensor = bools((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR))
     made = tensor & ((role == OUTPUT) | (role == GRADIENT))
-    alone = tensor & (of_row == NONE) & (pairs["g_role"] == OUTPUT).fill_null(value=False).to_numpy()
+    alone = tensor & (of_row == NONE) & bools(pairs["g_role"] == OUTPUT)
     taken = tensor & (role == INPUT)
     begins = np.where(of_row >= 0, start[of_row], 0)
-    both = marks[0] * _SPREAD[0] ^ marks[1]
+    both = marks[0] * SPREAD[0] ^ marks[1]
     source = _latest(both, made, taken, of_row, begins)
     # What a module gives was made by a call inside it.
     passed = made & ~np.where(of_row >= 0, leaf[of_row], True)
@@ -252,14 +261,8 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     )  # fmt: skip
 
 
-_MOVES = (
-    r"\.(?:chunk|split|tensor_split|unbind|narrow|cat|concat|stack|transpose|permute|reshape|view|flatten|squeeze"
-    r"|unsqueeze|swapaxes|expand|broadcast_to|tile|roll|flip|gather|index_select)\.\d+\.forward\.output"
-)
-
-
 def _moved(pairs: pl.DataFrame) -> frozenset[int]:
-    moves = [pairs[f"{side}_name"].str.contains(_MOVES) for side in "tg"]
+    moves = [pairs[f"{side}_name"].str.contains(MOVED_VALUES) for side in "tg"]
     own, other = (moves[0], moves[1]) if moves[0].any() else (moves[1], moves[0])
     return frozenset() if other.any() else frozenset(own.arg_true().to_list())
 
@@ -278,7 +281,7 @@ def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:
         .fill_null(NONE)
         .to_numpy()
     )
-    tensor = (pairs["t_kind"].gather(rows) == TENSOR).fill_null(value=False).to_numpy()
+    tensor = bools(pairs["t_kind"].gather(rows) == TENSOR)
     shared = (place == NONE) & (flow.role[rows] == INPUT) & tensor
     apart = (place != NONE) & ~np.isin(flow.of_row[rows], flow.of_row[rows[shared]])
     rows, place = rows[apart], place[apart]
@@ -303,7 +306,7 @@ def times_zero(pairs: pl.DataFrame) -> Ints:
     # By the target's own calls: where another function stands for several, golden has no factor.
     names, call = pairs["t_name"], pairs["t_op"]
     zero = (pairs["t_max"] == 0) & ((pairs["g_max"] == 0) | pairs["g_row"].is_null()) & names.str.ends_with(".beta")
-    first = names.str.contains(_SUMS) & call.is_in(call.filter(zero.fill_null(value=False)).implode())
+    first = names.str.contains(SUMMED_ONTO) & call.is_in(call.filter(zero.fill_null(value=False)).implode())
     return first.fill_null(value=False).arg_true().to_numpy().astype(np.int64)
 
 
@@ -382,8 +385,9 @@ def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:
 
 def _other_arguments(pairs: pl.DataFrame, of_row: Ints, count: int, grouped: set[int]) -> Bools:
     found = np.zeros(count, dtype=bool)
-    target, golden = (((pairs[f"{side}_kind"] == TENSOR) & pairs[f"{side}_role"].is_in([INPUT, PARAMETER]))
-                      .fill_null(value=False).to_numpy() for side in "tg")  # fmt: skip
+    target, golden = (
+        bools((pairs[f"{side}_kind"] == TENSOR) & pairs[f"{side}_role"].is_in([INPUT, PARAMETER])) for side in "tg"
+    )
     call_of = dict(pairs.select("g_op", "t_op").drop_nulls().iter_rows())
     paired = np.isin(np.arange(count), of_row[pairs["g_row"].is_not_null().to_numpy() & (of_row >= 0)])
     own = of_row[target & (of_row >= 0) & pairs["g_row"].is_null().to_numpy()]
@@ -441,7 +445,7 @@ def _marks(pairs: pl.DataFrame, side: str, elements: Floats, *, powers: bool = T
         with np.errstate(invalid="ignore", divide="ignore"):
             size = np.nan_to_num(np.round(np.log2(np.abs(norm)) * 512))
         mark = np.zeros(len(elements), dtype=np.uint64)
-        for word, spread in zip((high + 0.0, low + 0.0, size + 0.0, elements), (*_SPREAD, _SPREAD[0]), strict=True):
+        for word, spread in zip((high + 0.0, low + 0.0, size + 0.0, elements), (*SPREAD, SPREAD[0]), strict=True):
             mark = (mark ^ word.view(np.uint64)) * spread
             mark ^= mark >> np.uint64(29)
     return mark
@@ -470,7 +474,7 @@ def _before_the_scale(
     if not scaled.any() or not gradients.any():
         return np.full(len(scaled), NONE, dtype=np.int64)
     target, golden = (_marks(pairs, side, count, powers=False) for side, count in zip("tg", elements, strict=True))
-    return _latest(target * _SPREAD[0] ^ golden, gradients, scaled, of_row, of_row)
+    return _latest(target * SPREAD[0] ^ golden, gradients, scaled, of_row, of_row)
 
 
 def _read_later(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: Ints, begins: Ints) -> Bools:
@@ -498,102 +502,3 @@ def _twins(ops: list[OpName], on_the_way_back: list[int]) -> tuple[Ints, Ints]:
             twin[number] = forward.get((op.prefix, op.body, op.cls, max(op.call, 0)), NONE)
             back[number] = backward.get((op.prefix, op.body, op.cls), NONE)
     return twin, back
-
-
-@dataclass
-class Differences:
-    """What is known of each row beside its error: plain facts."""
-
-    value: Bools  # plain arguments that differ
-    integer: Bools  # tensors of integers and booleans
-    whole: Bools  # those that differ
-    shape: Bools  # shapes that differ
-    recut: Bools  # shapes of as many axes and elements that are cut into other lengths: heads, groups, windows
-    part: Bools  # shapes of which one may be a single place of the other
-    matched: Bools
-    tensor: Bools
-    called: Bools  # calls, not rows: those that have a counterpart
-    number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
-    given: Bools  # arguments that are a tensor in one run and none, or a plain value, in the other
-    refilled: Bools  # masks with more fill values on one side
-    carried: Bools  # an optimiser's state after the steps before
-    acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
-    first_step: bool  # no update came before: parameters are as they were loaded
-    idle: Bools  # parameters that an optimiser moves by noise alone: their gradient is zero in theory
-    moved: Callable[[], Bools]  # the same values in another order, by their statistics
-
-
-def ends_of(flow: Flow, facts: Differences) -> Bools:
-    """Outputs that nothing recorded reads, nor could read through code between calls; and all gradients.
-
-    Whole numbers that only Python reads (is any token masked?) are no results, unless the whole model gives them.
-    """
-    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
-    outputs &= ~facts.integer | (flow.parent[np.maximum(flow.of_row, 0)] == NONE)
-    unread = outputs & ~flow.read
-    direction: Ints = flow.each_call(lambda op: _DIRECTIONS.index(op.direction), np.int64)
-    forward, backward = (direction == _DIRECTIONS.index(which) for which in (FORWARD, BACKWARD))
-    if (flow.role == GRADIENT).any():
-        # Gradients of activations are summed where nobody records: parameters have them all.
-        unread &= ~flow.spread(backward)
-    # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
-    # the module's own output. What enters the way back is a gradient: no forward output was read for it.
-    # After a backward pass gradients are read.
-    span = len(flow.ops) + 1
-    taken = flow.of_row[(flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter]
-    given = np.flatnonzero(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)])
-    inner = flow.mark[outputs] * _SPREAD[0] ^ flow.parent[flow.of_row[outputs]].astype(np.uint64)
-    given = given[~np.isin(flow.mark[given] * _SPREAD[0] ^ flow.of_row[given].astype(np.uint64), inner)]
-    given = flow.of_row[given]
-    place = (flow.parent + 1) * len(_DIRECTIONS) + direction  # readers in the order of places, then of time
-    own = (given + 1) * len(_DIRECTIONS) + direction[given]
-    readers = np.sort(np.concatenate((place[taken] * span + flow.start[taken], own * span + given)))
-    rows = np.flatnonzero(unread)
-    calls = flow.of_row[rows]
-    after = np.append(readers, -1)[np.searchsorted(readers, place[calls] * span + calls, side="right")]
-    back = np.flatnonzero(backward)
-    until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)]
-    between = (after // span == place[calls]) & ~flow.updates[calls]
-    unread[rows[between & (~forward[calls] | (after % span <= until))]] = False
-    state = outputs & flow.spread(flow.keeps)
-    unread &= ~flow.spread(flow.updates & ~flow.keeps)
-    # So is a buffer that the model's or the user's own code writes to, in one call or several: the next step reads it.
-    writes = forward & flow.each_call(lambda op: not op.body.startswith("__"))
-    kept = np.zeros(len(flow.ops), dtype=bool)
-    for row in flow.first_inputs(flow.in_place & writes & ~flow.updates).tolist():
-        if not flow.parameter[row] and flow.elements[0][row] > 1:
-            kept[flow.of_row[row]] = flow.source[row] == NONE or kept[flow.of_row[flow.source[row]]]
-    state |= outputs & flow.spread(kept)
-    # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
-    silent = flow.each_call(lambda op: op.direction in (FORWARD, ""))
-    silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
-    sent = flow.each_call(lambda op: op.prefix in COLLECTIVE_PREFIXES and "send" in op.body)
-    # Two draws from other probabilities may be the same by chance: what a token is drawn from is a result.
-    drawn = flow.each_call(lambda op: op.body == "multinomial") & ~flow.updates
-    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent | drawn)
-    gradients = flow.role == GRADIENT
-    seen = _read_by_optimizer(flow, facts)
-    arrived = np.isin(flow.mark, flow.mark[gradients])
-    if seen.sum() >= gradients.sum():  # where they are scaled, clipped or summed up on the way, what arrives counts
-        gradients &= np.isin(flow.mark, flow.mark[seen])
-    ends: Bools = unread | state | gradients | (seen & ~arrived) | (flow.role == POINT)
-    if not (ends & facts.matched).any():
-        # Only one run has what comes last (losses of parts of a batch): what the outermost paired calls give counts.
-        paired = outputs & facts.matched
-        given = np.zeros(len(flow.ops), dtype=bool)
-        given[flow.of_row[paired]] = True
-        outermost = np.array(
-            [flag and not given[flow.parents_of(at)].any() for at, flag in enumerate(given)] or [False]
-        )
-        ends |= paired & flow.spread(outermost) & ~np.isin(flow.mark, flow.mark[(flow.role == INPUT) & facts.matched])
-    return ends
-
-
-def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
-    """The gradients as an optimiser reads them, or clipping before it, and the state that it keeps from before: not
-    what it has made itself, in whatever order."""
-    made = flow.target_source
-    own = (made != NONE) & flow.spread(flow.updates)[np.maximum(made, 0)]
-    seen: Bools = flow.spread(flow.updates | flow.clips) & (flow.role == INPUT) & facts.tensor & facts.matched
-    seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
-    return seen

@@ -21,21 +21,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import ADAPTIVE_RATE, COARSE, ONE_PROCESS, SILENT, WILD, bools
+from twinprobe._judge.deviation import SILENT, WILD, Bools, Floats, Ints, bools
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of, orders, softened
-from twinprobe._runs.names import ADAPTIVE, CONTAINERS, FORWARD, LISTS, OPTIMIZER, RUNNING_MEAN, RUNNING_VARIANCE
+from twinprobe._runs.names import (
+    ADAPTIVE,
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    LISTS,
+    OPTIMIZER,
+    RUNNING_MEAN,
+    RUNNING_VARIANCE,
+)
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
+ROUNDING = 0.21  # of an epsilon: one rounding of every element, in relative norm
+THROUGH_DERIVATIVES = 3.0  # gradients pass through derivatives that no dump holds
+FLOAT32 = 2.0**-23
+# Of all gradients together: one that is no larger is zero in theory, and nothing but rounding.
+NOTHING = 16.0 * FLOAT32
+FAR, FAR_LEAST = 8.0, 1e-3  # beyond so many times what a healthy run gathers, and this share, it is no noise
 _UNFILLED = 1e-3, 16.0  # what is left beside infinities: a share, or so many epsilons
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
 
@@ -217,25 +228,7 @@ def of_parts(flow: Flow, values: Values, allowed: Floats, rounding: Floats) -> F
     return explained
 
 
-def carried_state(flow: Flow, far: Bools) -> Bools:
-    """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
-    carried = np.zeros(len(flow.role), dtype=bool)
-    state = flow.first_inputs(flow.updates & flow.in_place)
-    state = state[flow.source[state] == NONE]  # what no call of this step has made
-    names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
-    for name in np.unique(names):
-        rows = state[names == name]
-        own = rows[~flow.parameter[rows]]
-        carried[rows] = len(own) == 0 or far[own].mean() <= 0.5
-    return carried
-
-
-# How far noise moves parameters: so many epsilons a step, no further than this in 32 and in 16 bits.
-_DRIFT, _DRIFT_END = 256.0, (2.0**-6, 2.0**-4)
-# With whole steps single parameters drift far more than most: by so many epsilons a step, no further than this share
-# of a usual parameter.
-_DRIFTED, _DRIFTED_END = 1024.0, (1e-2, 2e-2)
-_DIVIDES, _USUAL_STEP, _BETA1 = "addcdiv", 1e-2, 0.9
+_DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
 _ADAPTS = re.compile(rf"(?i)\.{ADAPTIVE}$")
 _FEW_UPDATES = 0.25  # of those that an optimizer makes: what is wrong with it shows in more of them
 
@@ -312,7 +305,7 @@ def updates_of(
     divides = flow.updates & flow.each_call(lambda op: _DIVIDES in op.body)
     step, whole, rate = np.zeros(count), np.zeros(count, dtype=bool), np.zeros(count)
     if divides.any():
-        plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
+        plain = np.flatnonzero(bools(pairs["t_kind"] == VALUE) & (flow.of_row >= 0))
         number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
         np.maximum.at(step, flow.of_row[plain], number[plain])
         step = np.fmax(step, step[flow.whole]) if len(flow.whole) else step  # one number for all elements of a list
@@ -320,7 +313,7 @@ def updates_of(
         step = np.where(step > 0, step, np.where(whole, 1.0, _USUAL_STEP))
     adapts = flow.each_call(lambda op: op.text.startswith(OPTIMIZER) and bool(_ADAPTS.search(op.body)))
     if adapts.any():
-        given = np.flatnonzero(pairs["t_name"].str.ends_with(".lr").fill_null(value=False).to_numpy())
+        given = np.flatnonzero(bools(pairs["t_name"].str.ends_with(".lr")))
         rate[flow.of_row[given]] = np.nan_to_num(pairs["t_max"].to_numpy().astype(np.float64)[given])
         rate = np.where(adapts, rate, 0.0)
     known: dict[str, float] = settings.get(SILENT) or {}
@@ -329,98 +322,14 @@ def updates_of(
     return Updates(rate, divides, step, whole, silent, shares, softened(pairs, flow.of_row, count))
 
 
-def moved_parameters(
-    pairs: pl.DataFrame,
-    flow: Flow,
-    values: Values,
-    updates: Updates | None,
-    steps: int,
-    gathered: Floats,
-    settings: Mapping[str, Any],
-) -> Floats:
-    """How far whole steps may have moved a parameter in so many steps, as a distance.
-
-    One element at least, and as large a share as noise has of gradients (``gathered``); no more than one where most
-    parameters are equal to the last bit, and none where all that are trained are: there was no noise. A parameter that
-    began as zero is nothing but updates: all of its elements may. Where ranks were put together, a stale copy moves as
-    little.
-    """
-    differs = np.nan_to_num(values.error) > 0
-    trained = flow.parameter & bools(pairs["t_requires_grad"].fill_null(value=True))
-    if not (differs & trained).any():
-        return np.zeros(len(values.norm))
-    drifted = differs[flow.parameter]
-    share = float(np.max(gathered)) if 2 * drifted.sum() > len(drifted) else 0.0
-    one = 1 / np.maximum(values.elements, 1)
-    rate = steps * float(settings.get(ADAPTIVE_RATE) or 0.0)
-    few: Floats = whole_steps(rate, values.elements, np.maximum(share, one)) * settings.get(ONE_PROCESS, 0)
-    if updates is None or not updates.divides.any():
-        return np.where(values.rms <= 2 * rate, whole_steps(rate, values.elements, 1.0), few)
-    corrected = float(np.median(updates.step[updates.divides]))  # the rate, divided by the first moment's share
-    return np.fmax(few, whole_steps(steps * corrected * (1 - _BETA1 ** (steps + 1)), values.elements, one))
-
-
-def shown_by_means(pairs: pl.DataFrame, values: Values) -> Floats:
-    """After a step of training, how far apart values are if few elements made whole steps, as their means tell.
-
-    Max, min and norm do not see them, and the mean sees each once in so many elements. The means of 16-bit values are
-    rounded too coarsely to tell.
-    """
-    means = [pairs[f"{side}_mean"].to_numpy().astype(np.float64) for side in "tg"]
-    with np.errstate(invalid="ignore"):
-        gap = np.abs(means[0] - means[1]) - 2 * values.epsilon * np.abs(means[1])
-    gap = np.where(values.epsilon < COARSE, np.nan_to_num(gap, posinf=0.0), 0.0)
-    found: Floats = np.maximum(gap, 0.0) * values.elements
-    return found
-
-
-def drift_of(
-    pairs: pl.DataFrame, flow: Flow, values: Values, step: int, settings: Mapping[str, Any]
-) -> tuple[float, float]:
-    """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
-
-    In training, rounding errors of every step stay in the parameters, in nearly all that are trained, as modules read
-    them and as optimizer.json has them before its step.
-    """
-    trained = (pairs["t_requires_grad"].fill_null(value=True)).to_numpy()
-    epsilon = float(values.epsilon.max(initial=0.0))
-    known = flow.parameter & (values.epsilon > 0) & (~flow.spread(flow.updates) | (flow.role == PARAMETER))
-    moved = known & (values.error > 0)
-    if step == 0 or not moved.any():
-        return 0.0, 0.0
-    typical, coarse = float(np.median(values.error[moved])), epsilon > COARSE
-    few = 2 * (moved & trained).sum() < (known & trained).sum()  # the others are the same to the last bit
-    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END[coarse]) or (coarse and few):
-        return 0.0, 0.0
-    # A plain optimizer, such as SGD, moves no element further than its gradient.
-    single = _DRIFT if settings.get(ADAPTIVE_RATE) == 0.0 else _DRIFTED
-    return typical, max(typical, min(single * epsilon * abs(step), _DRIFTED_END[coarse]))
-
-
-def hidden_drift(pairs: pl.DataFrame, flow: Flow, furthest: float) -> Floats:
-    """How far off, relatively, a call may be because of parameters that nobody sees drift: of modules that show their
-    parts in one run alone, the other being compiled."""
-    paired = bools(pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null())
-    around: dict[bool, set[str]] = {True: set(), False: set()}  # modules around what is paired, and what is alone
-    for side in "tg":
-        bodies = pairs[f"{side}_name"].str.extract(rf"^(?:{'|'.join(sorted(CONTAINERS))})\.(.*)\.[^.]+\.forward\.")
-        alone = bools(pairs[f"{side}_role"] == PARAMETER) & ~paired
-        for known, rows in ((True, paired), (False, alone)):
-            for body in bodies.filter(rows).drop_nulls().unique().to_list():
-                parts = body.split(".")
-                around[known] |= {".".join(parts[:end]) for end in range(1, len(parts))}
-    hidden = around[False] - around[True]
-    return np.where(flow.each_call(lambda op: op.is_module and op.body in hidden), furthest, 0.0)
-
-
 def of_running_statistics(pairs: pl.DataFrame, flow: Flow, values: Values, gathered: Floats) -> Floats:
     """How far the running statistics of a normalisation may be off, as a distance: as far as what they average, where a
     bias before it drifts. A mean may be nothing but the rounding of that, behind another normalisation say."""
     mean, variance = (
-        pairs["t_name"].str.contains(name).fill_null(value=False).to_numpy() & (flow.role == INPUT) & (flow.of_row >= 0)
+        bools(pairs["t_name"].str.contains(name)) & (flow.role == INPUT) & (flow.of_row >= 0)
         for name in (RUNNING_MEAN, RUNNING_VARIANCE)
     )
-    variance &= (pairs["t_dtype"] == pairs["g_dtype"]).fill_null(value=False).to_numpy()  # Paddle's is of the samples
+    variance &= bools(pairs["t_dtype"] == pairs["g_dtype"])  # Paddle's is of the samples
     first = flow.first_inputs(np.isin(np.arange(len(flow.ops)), flow.of_row[mean | variance]))
     error, rms = np.zeros((2, len(flow.ops) + 1))
     error[flow.of_row[first]] = np.hypot(np.nan_to_num(values.error[first], posinf=1.0), gathered[first])
@@ -462,3 +371,88 @@ def pooled(pairs: pl.DataFrame, values: Values, measured: Floats) -> Floats:
     frame = pl.DataFrame({"kind": kinds, "noise": noise})
     largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
     return np.where(few, largest, noise)
+
+
+# Gradients: what the whole way there and back leaves of them.
+
+
+def zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values) -> tuple[Bools, float]:
+    """Gradients of parameters that are nothing beside all others together (of a bias before a normalisation, of the
+    keys' bias) are zero in theory, and what is there is rounding: where they are made and read, and what an optimiser
+    that takes one parameter after another makes of them. And the size of all gradients together."""
+    seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT)
+    given = seen | bools(pairs["g_role"] == GRADIENT)
+    given &= flow.elements[1] > 0
+    sizes = np.nan_to_num(values.norm)
+    total = max(float(np.linalg.norm(sizes[given & of])) for of in (seen, ~seen))
+    nothing = given & (sizes <= NOTHING * total)
+    nothing |= np.isin(flow.marks[1], flow.marks[1][nothing & (sizes > 0)])  # zeros are like any others
+    turn, writes = flow.turns
+    if writes.any() and nothing.any() and not seen.any():
+        read = nothing & (sizes > 0) & (flow.role == INPUT) & flow.spread(flow.updates)
+        nothing |= flow.spread((turn != NONE) & np.isin(turn, turn[flow.of_row[read]])) & ~flow.parameter
+    return nothing, total
+
+
+def beside(flow: Flow, values: Values, grain: Floats) -> Floats:
+    """What gradients may have lost that come out of code nobody recorded: beside those that come with them.
+
+    An attention that pays the same attention to all has no gradient for its queries and keys but the rounding of the
+    one for its values. The least that any row says of a value holds for all of them.
+    """
+    backward = flow.each_call(lambda op: op.direction == BACKWARD)
+    entering = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & flow.spread(backward))
+    lost = np.zeros(len(values.norm))
+    if len(entering):
+        around = flow.parent[flow.of_row[entering]] + 1
+        largest = np.zeros(len(flow.ops) + 1)
+        np.maximum.at(largest, around, np.nan_to_num(values.norm[entering]))
+        _, value = np.unique(flow.mark[entering], return_inverse=True)
+        most = np.zeros(int(value.max()) + 1)
+        np.maximum.at(most, value, np.where(around > 0, largest[around], 0.0))
+        lost[entering] = 4 * ROUNDING * grain[entering] * most[value]
+    return lost
+
+
+def parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
+    """A gradient that is zero in theory is judged by what was added up: the gradient that came in, its neighbours."""
+    gradient = flow.each_call(lambda op: op.direction == GRADIENTS)
+    if not gradient.any():
+        return scale, carried
+    count = len(gradient)
+    largest, incoming, wrong, arrived, error = (np.zeros(count) for _ in range(5))
+    rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0))
+    np.maximum.at(largest, flow.of_row[rows], values.norm[rows])
+    inputs = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0))
+    np.maximum.at(incoming, flow.of_row[inputs], values.norm[inputs])
+    np.maximum.at(wrong, flow.of_row[inputs], np.nan_to_num(values.error[inputs], nan=0.0, posinf=WILD))
+    known = flow.back != NONE
+    arrived[known], error[known] = incoming[flow.back[known]], wrong[flow.back[known]]
+    scale = np.where(gradient, np.fmax(scale, np.fmax(largest, arrived)), scale)
+    return scale, np.where(gradient, np.hypot(carried, THROUGH_DERIVATIVES * error * scale), carried)
+
+
+def usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
+    """What every gradient gathers: the errors of all that lies behind it, as a distance; no more than noise comes to,
+    for a branch that was cut off changes every gradient as well. Where all else that was recorded of the way there and
+    back is equal, no more than rounding. ``gathered``: by noise, relative."""
+    known = values.error[(flow.role == GRADIENT) & np.isfinite(values.error)]
+    behind = (flow.role != GRADIENT) & ~flow.spread(flow.updates) & (flow.of_row >= 0)
+    noisy = (np.nan_to_num(values.distance[behind]) > 0).any()
+    most = np.fmax(FAR * gathered, FAR_LEAST) if noisy else gathered
+    usual: Floats = 2 * np.fmin(float(np.median(known)) if len(known) else 0.0, most) * values.norm
+    return usual
+
+
+def unread_by_the_loss(flow: Flow, values: Values, grain: Floats, far: Bools) -> bool:
+    """Whether the model's outputs are far off where nobody reads them, in padding say.
+
+    Then the gradient that comes back first agrees within a rounding, and all that parameters' gradients are off by is
+    the noise of the way there and back.
+    """
+    backward = flow.spread(flow.each_call(lambda op: op.direction == BACKWARD))
+    first = np.flatnonzero(backward & (flow.elements[0] > 1) & (values.epsilon > 0))[:1]
+    if not len(first) or not np.all(values.error[first] <= grain[first]):
+        return False
+    outermost = flow.each_call(lambda op: op.is_module and op.direction == FORWARD) & (flow.parent == NONE)
+    return bool((far & flow.spread(outermost) & (flow.role == OUTPUT)).any())

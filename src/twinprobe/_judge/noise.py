@@ -12,27 +12,33 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
-from twinprobe._judge.deviation import COARSE, WILD
+from twinprobe._judge.deviation import COARSE, WILD, Bools, Floats, Ints
+from twinprobe._judge.drift import drift_of, hidden_drift, moved_parameters, shown_by_means
 from twinprobe._judge.flow import NONE, Flow, elements_apart
 from twinprobe._judge.inherited import (
+    FAR,
+    FAR_LEAST,
+    FLOAT32,
+    ROUNDING,
+    THROUGH_DERIVATIVES,
     Values,
     arrived,
     behind_norms,
+    beside,
     came_in,
-    drift_of,
     flips_of,
-    hidden_drift,
-    moved_parameters,
     of_parts,
     of_running_statistics,
+    parameter_gradients,
     pooled,
     shown_by_gradients,
-    shown_by_means,
+    unread_by_the_loss,
     updates_of,
+    usual_of_gradients,
     values_of,
+    zero_in_theory,
 )
 from twinprobe._judge.operations import (
     HIDDEN_PRECISION,
@@ -45,20 +51,14 @@ from twinprobe._judge.operations import (
     operation_of,
     rough_roundings,
 )
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, LISTS, OPTIMIZER
+from twinprobe._runs.names import FORWARD, LISTS, OPTIMIZER
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
-ROUNDING = 0.21  # of an epsilon: one rounding of every element, in relative norm
 RESOLVED = 0.7e-7  # sums of sketches resolve no finer errors
-THROUGH_DERIVATIVES = 3.0  # gradients pass through derivatives that no dump holds
-FLOAT32 = 2.0**-23
 _STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
 _ROW = 8.0  # numbers that every kernel adds up first
 _MOST_ROUNDINGS = 64.0  # to 16 bits, in one call
@@ -72,11 +72,9 @@ _FILLED = 9e3  # a mean beyond this is one of a mask's fill values
 _SEEN = 3.0  # what is carried on stands out from the rounding that every call renews; what has died out does not
 _MORE = 10.0  # times as far off as what running statistics average
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32; twice as many in
-# gradients, which go the same way twice. Beyond _FAR times as many, and this share, it is no noise.
-_FAR, _FAR_LEAST, _THERE_AND_BACK = 8.0, 1e-3, 2.0
+# gradients, which go the same way twice.
+_THERE_AND_BACK = 2.0
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
-# Of all gradients together: one that is no larger is zero in theory, and nothing but rounding.
-NOTHING = 16.0 * FLOAT32
 
 
 @dataclass
@@ -130,7 +128,7 @@ def expected_errors(
     grain = np.maximum(values.grain, drift / ROUNDING)  # parameters that are all off act as a coarser rounding does
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     few = np.where(estimated, shown_by_means(pairs, values), 0.0) if step > 0 else np.zeros(len(error))
-    nothing = _zero_in_theory(pairs, flow, values)
+    nothing = zero_in_theory(pairs, flow, values)
     between = arrived(flow, values, few, nothing[0], settings)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
@@ -138,7 +136,7 @@ def expected_errors(
     flow = elements_apart(flow, pairs)
     operands = Operands(pairs, flow, values, settings, noisy)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched, few)
-    scale, carried = _parameter_gradients(flow, values, scale, carried)
+    scale, carried = parameter_gradients(flow, values, scale, carried)
     row_call = np.maximum(flow.of_row, 0)
     output = (flow.role == OUTPUT) | (flow.role == GRADIENT)
     depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
@@ -148,13 +146,13 @@ def expected_errors(
         local = np.where(flow.parameter, np.fmax(local, moved), local)
     allowed = np.hypot(local, np.where(output, carried[row_call], came_in(flow, values, between)))
     allowed = of_parts(flow, values, allowed, ROUNDING * grain * values.norm)
-    allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, _usual_of_gradients(flow, values, depth * grain), 0.0))
+    allowed = np.hypot(allowed, np.where(flow.role == GRADIENT, usual_of_gradients(flow, values, depth * grain), 0.0))
     # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
     unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
     running = of_running_statistics(pairs, flow, values, depth * grain)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
-    allowed = np.fmax(allowed, np.fmax(running, _beside(flow, values, grain)))
+    allowed = np.fmax(allowed, np.fmax(running, beside(flow, values, grain)))
     allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
     # Sums of sketches resolve no finer errors; statistics of 16-bit tensors are themselves rounded to 16 bits.
     finest = np.select([estimated & (values.epsilon > COARSE), sketched], [values.epsilon, RESOLVED], 0.0)
@@ -166,10 +164,10 @@ def expected_errors(
         times = np.where(unknown, np.nan, np.where(values.distance == 0, 0.0, values.distance / allowed))
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
         abnormal = values.distance > _SEEN * local * small
-        far = values.distance > _FAR * depth * np.maximum(grain, settings.get(HIDDEN_PRECISION, 0.0)) * values.norm
-        far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
+        far = values.distance > FAR * depth * np.maximum(grain, settings.get(HIDDEN_PRECISION, 0.0)) * values.norm
+        far &= (values.distance > FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
         added = np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
-        back = (flow.role == GRADIENT) & _unread_by_the_loss(flow, values, grain, far)
+        back = (flow.role == GRADIENT) & unread_by_the_loss(flow, values, grain, far)
         gathered = depth * np.where(back, _THERE_AND_BACK, 1.0)
         matters = _settled(flow, values, operands, values.distance > gathered * grain * added, abnormal)
     matched = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
@@ -178,18 +176,6 @@ def expected_errors(
         flips_of(flow, values, far, matched),
         (running > 0) & far & (values.distance > _MORE * running),
     )  # fmt: skip
-
-
-def _usual_of_gradients(flow: Flow, values: Values, gathered: Floats) -> Floats:
-    """What every gradient gathers: the errors of all that lies behind it, as a distance; no more than noise comes to,
-    for a branch that was cut off changes every gradient as well. Where all else that was recorded of the way there and
-    back is equal, no more than rounding. ``gathered``: by noise, relative."""
-    known = values.error[(flow.role == GRADIENT) & np.isfinite(values.error)]
-    behind = (flow.role != GRADIENT) & ~flow.spread(flow.updates) & (flow.of_row >= 0)
-    noisy = (np.nan_to_num(values.distance[behind]) > 0).any()
-    most = np.fmax(_FAR * gathered, _FAR_LEAST) if noisy else gathered
-    usual: Floats = 2 * np.fmin(float(np.median(known)) if len(known) else 0.0, most) * values.norm
-    return usual
 
 
 def _explained_once(flow: Flow, operands: Operands, allowed: Floats, gathered: Floats) -> Floats:
@@ -201,20 +187,6 @@ def _explained_once(flow: Flow, operands: Operands, allowed: Floats, gathered: F
     explained: Floats = allowed.copy()
     explained[read] = np.fmax(allowed[read], np.fmin(most[value], gathered[read]))
     return explained
-
-
-def _unread_by_the_loss(flow: Flow, values: Values, grain: Floats, far: Bools) -> bool:
-    """Whether the model's outputs are far off where nobody reads them, in padding say.
-
-    Then the gradient that comes back first agrees within a rounding, and all that parameters' gradients are off by is
-    the noise of the way there and back.
-    """
-    backward = flow.spread(flow.each_call(lambda op: op.direction == BACKWARD))
-    first = np.flatnonzero(backward & (flow.elements[0] > 1) & (values.epsilon > 0))[:1]
-    if not len(first) or not np.all(values.error[first] <= grain[first]):
-        return False
-    outermost = flow.each_call(lambda op: op.is_module and op.direction == FORWARD) & (flow.parent == NONE)
-    return bool((far & flow.spread(outermost) & (flow.role == OUTPUT)).any())
 
 
 def _settled(flow: Flow, values: Values, operands: Operands, matters: Bools, abnormal: Bools) -> Bools:
@@ -274,7 +246,7 @@ def _lost_here(
     settings: dict[str, Any], scale: Floats, nothing: tuple[Bools, float],
 ) -> Floats:  # fmt: skip
     """What a call may lose by itself, and what its inputs may have lost between the recorded calls: nothing, a little,
-    or on an optimiser's a backward pass. ``nothing``: see ``_zero_in_theory``."""
+    or on an optimiser's a backward pass. ``nothing``: see ``zero_in_theory``."""
     row_call, output = np.maximum(flow.of_row, 0), (flow.role == OUTPUT) | (flow.role == GRADIENT)
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
@@ -303,62 +275,6 @@ def _lost_here(
     if furthest:
         lost = np.hypot(lost, np.where(output, hidden_drift(pairs, flow, furthest)[row_call] * values.norm, 0.0))
     return lost
-
-
-def _zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values) -> tuple[Bools, float]:
-    """Gradients of parameters that are nothing beside all others together (of a bias before a normalisation, of the
-    keys' bias) are zero in theory, and what is there is rounding: where they are made and read, and what an optimiser
-    that takes one parameter after another makes of them. And the size of all gradients together."""
-    seen = flow.spread(flow.each_call(lambda op: op.text.startswith(OPTIMIZER))) & (flow.role == INPUT)
-    given = seen | (pairs["g_role"] == GRADIENT).fill_null(value=False).to_numpy()
-    given &= flow.elements[1] > 0
-    sizes = np.nan_to_num(values.norm)
-    total = max(float(np.linalg.norm(sizes[given & of])) for of in (seen, ~seen))
-    nothing = given & (sizes <= NOTHING * total)
-    nothing |= np.isin(flow.marks[1], flow.marks[1][nothing & (sizes > 0)])  # zeros are like any others
-    turn, writes = flow.turns
-    if writes.any() and nothing.any() and not seen.any():
-        read = nothing & (sizes > 0) & (flow.role == INPUT) & flow.spread(flow.updates)
-        nothing |= flow.spread((turn != NONE) & np.isin(turn, turn[flow.of_row[read]])) & ~flow.parameter
-    return nothing, total
-
-
-def _beside(flow: Flow, values: Values, grain: Floats) -> Floats:
-    """What gradients may have lost that come out of code nobody recorded: beside those that come with them.
-
-    An attention that pays the same attention to all has no gradient for its queries and keys but the rounding of the
-    one for its values. The least that any row says of a value holds for all of them.
-    """
-    backward = flow.each_call(lambda op: op.direction == BACKWARD)
-    entering = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & flow.spread(backward))
-    lost = np.zeros(len(values.norm))
-    if len(entering):
-        around = flow.parent[flow.of_row[entering]] + 1
-        largest = np.zeros(len(flow.ops) + 1)
-        np.maximum.at(largest, around, np.nan_to_num(values.norm[entering]))
-        _, value = np.unique(flow.mark[entering], return_inverse=True)
-        most = np.zeros(int(value.max()) + 1)
-        np.maximum.at(most, value, np.where(around > 0, largest[around], 0.0))
-        lost[entering] = 4 * ROUNDING * grain[entering] * most[value]
-    return lost
-
-
-def _parameter_gradients(flow: Flow, values: Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
-    """A gradient that is zero in theory is judged by what was added up: the gradient that came in, its neighbours."""
-    gradient = flow.each_call(lambda op: op.direction == GRADIENTS)
-    if not gradient.any():
-        return scale, carried
-    count = len(gradient)
-    largest, incoming, wrong, arrived, error = (np.zeros(count) for _ in range(5))
-    rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0))
-    np.maximum.at(largest, flow.of_row[rows], values.norm[rows])
-    inputs = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0))
-    np.maximum.at(incoming, flow.of_row[inputs], values.norm[inputs])
-    np.maximum.at(wrong, flow.of_row[inputs], np.nan_to_num(values.error[inputs], nan=0.0, posinf=WILD))
-    known = flow.back != NONE
-    arrived[known], error[known] = incoming[flow.back[known]], wrong[flow.back[known]]
-    scale = np.where(gradient, np.fmax(scale, np.fmax(largest, arrived)), scale)
-    return scale, np.where(gradient, np.hypot(carried, THROUGH_DERIVATIVES * error * scale), carried)
 
 
 class Operands:

@@ -14,19 +14,23 @@ from collections.abc import Hashable, Iterator
 from math import pi
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
+from twinprobe._judge.deviation import Bools, Floats, Ints
+from twinprobe._judge.flow import NONE, Flow, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.results import PARAMETER_GRADIENTS, result_rows
-from twinprobe._judge.search import OUTPUT_DIFFERS, OUTSIDE, PARAMETER_DIFFERS, Beginning, find_beginnings, follow, when
+from twinprobe._judge.results import PARAMETER_GRADIENTS, ends_of, follow, result_rows
+from twinprobe._judge.search import (
+    OUTPUT_DIFFERS,
+    OUTSIDE,
+    PARAMETER_DIFFERS,
+    Beginning,
+    Differences,
+    find_beginnings,
+    when,
+)
 from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _FEWEST = 3  # siblings that a call is measured by
 _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise

@@ -1,28 +1,39 @@
-"""The search for beginnings: which calls part the runs by themselves, and whether it matters in the end."""
+"""The search for beginnings: which calls part the runs by themselves."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, Differences, Flow, ends_of, ignored_rows
+from twinprobe._judge.deviation import DIFFERS, Bools, Ints, Rows, bools, related_shapes, shapes_differ
+from twinprobe._judge.drift import carried_state
+from twinprobe._judge.flow import NONE, Flow, ignored_rows
+from twinprobe._judge.inherited import NOTHING
 from twinprobe._judge.noise import Noise
-from twinprobe._judge.operations import Family, operation_of
-from twinprobe._judge.ranks import COLLECTIVE_PREFIXES, COMMUNICATION
-from twinprobe._judge.results import begins_backward, predictions
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, MODULE_OF_ROW
+from twinprobe._judge.operations import Family, operation_of, same_eps
+from twinprobe._runs.names import (
+    BACKWARD,
+    COLLECTIVE_PREFIXES,
+    COMMUNICATION,
+    FORWARD,
+    GRADIENTS,
+    IN_TRAINING,
+    KERNEL_SETTING,
+    MODULE_OF_ROW,
+    OPTIMIZER,
+    RUNNING_MOMENTUM,
+)
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
 
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 # What a beginning is.
 Cause = Literal["output", "argument", "parameter", "outside", "between", "extra", "missing", "random", ""]
@@ -55,13 +66,10 @@ CAUSES: dict[Cause, CauseWords] = {
     RANDOM: CauseWords("random", "random", "a random call gave other numbers"),
 }
 _FILL = 9e3  # numbers beyond this are a mask's fill value
-# A gradient that comes in so many times as far off as what the forward call kept was parted elsewhere.
-_GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
 _TRANSPOSED = 1e-2  # of an input's error: the output of a product does not depend on what differs in it
-_EXPLAINED = 2.0  # times what is expected: within noise
+EXPLAINED = 2.0  # times what is expected: within noise
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
-_DEEPEST = 64  # modules around a call that are looked through
 _MOST = 32  # beginnings that are followed, values that are looked at; the first ones are what people read
 
 
@@ -75,6 +83,78 @@ class Beginning:
     arguments: list[int] = field(default_factory=list)
     reaches: bool = False
     """Whether it is still seen at an end of the run."""
+
+
+@dataclass
+class Differences:
+    """What is known of each row beside its error: plain facts."""
+
+    value: Bools  # plain arguments that differ
+    integer: Bools  # tensors of integers and booleans
+    whole: Bools  # those that differ
+    shape: Bools  # shapes that differ
+    recut: Bools  # shapes of as many axes and elements that are cut into other lengths: heads, groups, windows
+    part: Bools  # shapes of which one may be a single place of the other
+    matched: Bools
+    tensor: Bools
+    called: Bools  # calls, not rows: those that have a counterpart
+    number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
+    given: Bools  # arguments that are a tensor in one run and none, or a plain value, in the other
+    refilled: Bools  # masks with more fill values on one side
+    carried: Bools  # an optimiser's state after the steps before
+    acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
+    first_step: bool  # no update came before: parameters are as they were loaded
+    idle: Bools  # parameters that an optimiser moves by noise alone: their gradient is zero in theory
+    moved: Callable[[], Bools]  # the same values in another order, by their statistics
+
+
+def facts_of(
+    flow: Flow, rows: Rows, noise: Noise, state: NDArray[np.uint8], *, integer: Bools, refilled: Bools, first_step: bool
+) -> Differences:
+    """The plain facts of each row; ``state`` and ``refilled`` as they were measured."""
+    pairs = rows.pairs
+    names, shape = pairs["t_name"], shapes_differ(pairs) & rows.tensor
+    # A mask holds yes and no, in whatever type.
+    integer, differs = integer | refilled, (state == DIFFERS) | refilled
+    carried = np.zeros(len(flow.role), dtype=bool) if first_step else carried_state(flow, noise.far)
+    number = rows.number("t", "max")
+    # Results of a step do not depend on the momentum of running statistics; where these are only read, nothing does.
+    frozen = bools(names.str.contains(IN_TRAINING)) & rows.value & (number == 0)
+    acts_later = bools(names.str.contains(RUNNING_MOMENTUM)) & rows.value
+    acts_later |= noise.running & rows.tensor & rows.matched
+    recut, part = related_shapes(pairs)
+    alike = bools(names.str.contains(KERNEL_SETTING)) | same_eps(pairs)
+    return Differences(
+        value=rows.value & differs & ~alike, integer=integer, whole=integer & differs,
+        shape=shape, recut=shape & recut, part=shape & part, matched=rows.matched, tensor=rows.tensor,
+        called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
+        number=np.where(rows.value, np.nan_to_num(number.astype(np.float64)), 0.0),
+        given=rows.mixed, refilled=refilled, carried=carried, first_step=first_step,
+        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
+        idle=np.zeros(len(flow.role), dtype=bool) if first_step else _idle(flow, pairs),
+        moved=partial(rows.moved, noise.error),
+    )  # fmt: skip
+
+
+def _idle(flow: Flow, pairs: pl.DataFrame) -> Bools:
+    """Parameters that have no gradient but rounding, before a normalisation say: no result depends on them, and an
+    optimiser that divides by the size of a gradient moves them by whole steps all the same."""
+    import polars as pl
+
+    whose, name = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.", r"([^.]+)$"
+    owner = pairs.select(pl.col("g_name").str.extract(whose) + "." + pl.col("g_name").str.extract(name)).to_series()
+    size = np.nan_to_num(np.abs(pairs["g_norm"].to_numpy().astype(np.float64)))
+    given = (flow.role == GRADIENT) & bools(owner.is_not_null())
+    nothing = given & (size <= NOTHING * np.linalg.norm(size[given]))
+    idle = (flow.role == PARAMETER) & bools(owner.is_in(owner.filter(nothing).implode()))
+    # The same in an optimizer.json.
+    written = flow.each_call(lambda op: op.text.startswith(OPTIMIZER))
+    read = flow.spread(written) & (flow.role == INPUT) & (flow.elements[1] > 1)
+    calls = np.zeros(len(flow.ops), dtype=bool)
+    calls[flow.of_row[read & (size <= NOTHING * np.linalg.norm(size[read]))]] = True
+    idle |= (flow.role == PARAMETER) & flow.spread(calls)
+    found: Bools = idle | np.isin(flow.mark, flow.mark[idle]) | np.isin(flow.marks[0], flow.marks[0][idle])
+    return found
 
 
 def find_beginnings(
@@ -179,7 +259,7 @@ def _unexplained(
     # Masks look alike: another one was taken.
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, noise, facts)) & ~facts.carried
-    entering &= ~_picked(flow, facts, entering) & ~_unused(flow, noise, facts) & ~facts.idle
+    entering &= ~_picked(flow, facts, entering) & ~unused(flow, noise, facts) & ~facts.idle
     # A product that gives the same took the same, transposed by a flag of its own: nothing begins there. A bias, which
     # has one axis, is never transposed.
     given = np.zeros(len(flow.ops))
@@ -201,7 +281,7 @@ def _recut(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     shaped = (Family.ATTENTION, Family.PRODUCT, Family.NORM, Family.SMOOTH)
     cut &= flow.spread(flow.each_call(lambda op: operation_of(op).family in shaped))
     # Queries of a group that are read as so many tokens of one head give the same.
-    off = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.matched & facts.tensor & ~(noise.times <= _EXPLAINED)
+    off = (flow.role == OUTPUT) & (flow.of_row >= 0) & facts.matched & facts.tensor & ~(noise.times <= EXPLAINED)
     return cut & np.isin(flow.of_row, flow.of_row[off])
 
 
@@ -230,7 +310,7 @@ def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
     return picked
 
 
-def _unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
+def unused(flow: Flow, noise: Noise, facts: Differences) -> Bools:
     """What a call that only one run makes hands to one whose results are equal to the last bit: it reads no more of it
     than a type or a shape, so the call before explains nothing."""
     sources = (flow.target_source, flow.golden_source)
@@ -297,7 +377,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     elif not forward:
         reader = _reader_of_one_run(flow, row, owner)
         beginning = _innermost(flow, row, BETWEEN) if reader is None else Beginning(owner, row, MISSING, [reader])
-    elif another or (around != NONE and _arrived(flow, row, around)):
+    elif another or (around != NONE and flow.mark[row] in flow.mark[(flow.of_row == around) & (flow.role == INPUT)]):
         beginning = _innermost(flow, row, OUTSIDE)
     elif not facts.moved()[row] and (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
@@ -331,7 +411,7 @@ def _reader_of_one_run(flow: Flow, row: int, owner: int) -> int | None:
     forward = int(flow.twin[owner])
     if forward == NONE:
         return None
-    made = (flow.of_row == forward) & (flow.role == OUTPUT) & ((flow.elements[0] > 1) | begins_backward(flow, row))
+    made = (flow.of_row == forward) & (flow.role == OUTPUT) & ((flow.elements[0] > 1) | flow.begins_backward(row))
     made = np.flatnonzero(made)
     readers = np.isin(flow.marks[1], flow.marks[1][made]) & (flow.of_row == NONE) & ~flow.golden_only
     return int(np.argmax(readers)) if readers.any() else None
@@ -347,7 +427,7 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
     made &= ~facts.called[np.maximum(flow.of_row, 0)]
     if flow.of_ranks:  # what ranks exchange is another layout's way to the same value
-        made &= ~flow.spread(flow.each_call(lambda op: bool(COMMUNICATION.match(op.text))))
+        made &= ~flow.spread(flow.each_call(lambda op: re.match(COMMUNICATION, op.text) is not None))
     made[list(flow.moved)] = False
     any_made = made.any()
     for at in np.flatnonzero(made).tolist():  # what leaves a module that both runs call is compared there
@@ -373,12 +453,6 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
     return Beginning(int(flow.of_row[last]), int(last), EXTRA, [row])
 
 
-def _arrived(flow: Flow, row: int, around: int) -> bool:
-    """Whether a value is an input of the call around."""
-    own = (flow.of_row == around) & (flow.role == INPUT)
-    return bool(np.isin(flow.mark[row], flow.mark[own]).any())
-
-
 def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:
     """The first call that takes this value itself: inner calls end before those around them."""
     owner = int(flow.of_row[row])
@@ -389,166 +463,6 @@ def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:
     return Beginning(int(flow.of_row[first]), first, cause)
 
 
-def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
-    """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
-    if not beginnings:
-        return
-    ends = ends_of(flow, facts) & (noise.matters | facts.whole)
-    ends |= predictions(flow, facts, noise.abnormal, noise.flips) & (noise.matters | (facts.shape & facts.matched))
-    ends &= ~facts.part & ~_unused(flow, noise, facts)  # what reads the place that both have tells
-    # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
-    # are known and agree, these count for nothing.
-    back = np.flatnonzero(flow.each_call(lambda op: op.direction == BACKWARD)).max(initial=NONE)
-    kept = flow.updates | (flow.in_place & flow.each_call(lambda op: not op.body.startswith("__")))
-    before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(kept)
-    gradients = flow.role == GRADIENT
-    compared = bool((gradients & facts.matched).any())
-    made = flow.spread(flow.updates) & (noise.times <= _EXPLAINED)  # of gradients that agree, but for noise
-    if compared and not (ends & ~before & ~made).any():
-        ends &= ~before
-    chains = _Chains(flow, noise, facts, ends)
-    # Noise moves parameters where the loss does not depend on them: such a one shows in nothing but its next update.
-    moved = [one for one in beginnings if not facts.first_step and one.cause == PARAMETER_DIFFERS]
-    drifted = _Chains(flow, noise, facts, ends & ~flow.spread(flow.updates)) if moved else chains
-    # The next step reads what an optimiser keeps. Of calls that one run makes alone, what they leave is known of
-    # parameters only, unless something differs that both runs have written.
-    stays = flow.keeps if (flow.updates & ~facts.called).any() else flow.updates
-    alone = stays.copy()
-    if not (ends & noise.abnormal & flow.spread(stays)).any():
-        alone &= flow.turns[1]
-    unseen = bool(gradients.any()) and not compared
-    owners = flow.of_row[gradients & (flow.of_row >= 0)]
-    # Later, parameters have drifted: an optimiser makes whole steps of noise.
-    trained = set(flow.twin[owners].tolist()) if facts.first_step and not flow.updates.any() else set()
-    sure = [one.call for one in beginnings if one.cause in (PARAMETER_DIFFERS, ARGUMENT)]
-    begun = {call for one in sure for call in (one, *flow.parents_of(one))}
-    chains.begun, drifted.begun = begun, begun
-    for beginning in beginnings:
-        # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
-        given = chains.rows_of(beginning.call)
-        parameter = beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
-        acts = unseen and parameter
-        acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
-        # A trained parameter that is far off is as far off after its update, which no call shows here.
-        acts |= parameter and beginning.call in trained and beginning not in moved
-        written = bool((alone if beginning.cause in (EXTRA, MISSING) else stays)[beginning.call])
-        written = written and beginning not in moved
-        beginning.reaches |= acts or written or (drifted if beginning in moved else chains).reach_an_end(beginning)
-    # A parameter that differs at its optimiser differed where it was used first.
-    for late in [one for one in beginnings if one.cause == PARAMETER_DIFFERS and flow.updates[one.call]]:
-        used = (flow.mark == flow.mark[late.row]) & flow.parameter & ~flow.spread(flow.updates) & (flow.of_row >= 0)
-        early = [one for one in beginnings if used[one.row] and one.cause == PARAMETER_DIFFERS]
-        if early:
-            early[0].reaches |= late.reaches
-            beginnings.remove(late)
-
-
-class _Chains:
-    """Which beginnings lead to an end of the run. Plain lists, made once for all: single items of arrays are slow."""
-
-    def __init__(self, flow: Flow, noise: Noise, facts: Differences, ends: Bools) -> None:
-        self.flow = flow
-        self.abnormal: Bools = noise.abnormal | facts.whole | (facts.shape & facts.matched)
-        self.size, self.matters = np.nan_to_num(noise.error, nan=np.inf), noise.matters
-        self.link = np.where(flow.back != NONE, flow.back, flow.twin).tolist()
-        self.begun: set[int] = set()  # calls with another parameter or argument, and those around
-        self.start, self.twin, self.parent = flow.start.tolist(), flow.twin.tolist(), flow.parent.tolist()
-        # The call around, and what is around that where only one run makes it: its own values show nothing.
-        self.around = [[outer] for outer in self.parent]
-        for call in np.flatnonzero((flow.parent != NONE) & ~facts.called[flow.parent]).tolist():
-            around = self.around[call]
-            while around[-1] != NONE and not facts.called[around[-1]] and len(around) < _DEEPEST:
-                around.append(self.parent[around[-1]])
-        order = np.argsort(flow.of_row, kind="stable")
-        edges = np.searchsorted(flow.of_row[order], np.arange(len(flow.ops) + 1))
-        self.rows_of: Callable[[int], Ints] = lambda call: order[edges[call] : edges[call + 1]]
-        held = self.abnormal & (flow.of_row >= 0)
-        self.ending = set(flow.of_row[held & ends].tolist())
-        # An optimiser makes much of little: what it is given must matter by itself.
-        matters = (noise.matters | facts.whole) & (flow.role == INPUT)
-        self.settled = set(np.flatnonzero(flow.updates).tolist()) - set(flow.of_row[held & matters].tolist())
-        # Where an optimiser takes one parameter after another, its own code hands nothing from one to the next.
-        self.turn = flow.turns[0].tolist()
-        rows = np.flatnonzero(held)
-        rows = rows[np.argsort(flow.of_row[rows], kind="stable")]
-        maker = np.where(flow.source[rows] != NONE, flow.of_row[flow.source[rows]], NONE)
-        takes = np.isin(flow.role[rows], (INPUT, PARAMETER))
-        values = zip(rows.tolist(), maker.tolist(), flow.mark[rows].tolist(), takes.tolist(), strict=True)
-        self.differing: dict[int, list[tuple[int, int, int, bool]]] = {}  # inner calls come before those around them
-        for call, value in zip(flow.of_row[rows].tolist(), values, strict=True):
-            self.differing.setdefault(call, []).append(value)
-
-    def reach_an_end(self, beginning: Beginning) -> bool:
-        """Whether a chain of differing values leads from a beginning to an end."""
-        flow = self.flow
-        shown = [beginning.row, *beginning.arguments]
-        reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
-        inside: set[int] = {outer for call in reached for outer in self.around[call]}
-        begun = min(self.start[call] for call in reached)
-        others = self.begun and self.begun - {beginning.call, *flow.parents_of(beginning.call)}
-        shows = set(inside)  # of the same those that hold a value that matters
-        carried: set[int] = set()  # equal values may be made twice: computed here, and received from another rank
-        for call, values in self.differing.items():
-            if (self.start[call] < begun and call < beginning.call) or (call in self.settled and call not in reached):
-                continue
-            if call not in reached:
-                twin, back = self.twin[call], self.link[call]
-                touched = call in inside or (back != twin and (back in reached or back in inside))
-                if not touched and twin in reached:
-                    kept, came = self.rows_of(twin), self.rows_of(call if back == twin else back)
-                    came = came[flow.role[came] == INPUT]
-                    largest = [np.max(self.size[rows], initial=0.0, where=self.abnormal[rows]) for rows in (kept, came)]
-                    touched = bool(largest[0] >= largest[1] / _GAIN)
-                for row, maker, mark, takes in values:
-                    if touched:
-                        break
-                    if maker != NONE:
-                        touched = maker in reached or mark in carried
-                    elif takes and self.turn[beginning.call] in (NONE, self.turn[call]):
-                        # Where another parameter differs, too, what matters was not made of what does not.
-                        by_other = bool(others) and bool(self.matters[row])
-                        touched = not (shows if by_other else inside).isdisjoint(self._came_through(row, call))
-                        if not touched and self.parent[call] != NONE:  # made of an input of the call around: cast, say
-                            outer = self.rows_of(self.parent[call])
-                            seen = self.matters if by_other else self.abnormal
-                            came = flow.source[outer[seen[outer] & (flow.role[outer] == INPUT)]]
-                            touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
-                if not touched or (call in others and self._parts_by_itself(call)):
-                    continue
-            if call in self.ending:
-                return True
-            reached.add(call)
-            carried.update(mark for _, _, mark, _ in values)
-            held = [*self.around[call], *([] if flow.leaf[call] else [call])]
-            inside.update(held)
-            if any(self.matters[row] for row, _, _, takes in values if not takes):
-                shows.update(held)
-        return False
-
-    def _parts_by_itself(self, call: int) -> bool:
-        """Whether a call with a cause of its own gives what is far off, and nothing that reached it is: weights into
-        which a norm was folded heal in the next module, but for rounding, and explain no fault behind it."""
-        rows, flow = self.rows_of(call), self.flow
-        far = rows[self.matters[rows] & ~flow.parameter[rows]]
-        return (
-            flow.ops[call].direction == FORWARD
-            and bool((flow.role[far] == OUTPUT).any())
-            and not bool((flow.role[far] == INPUT).any())
-        )
-
-    def _came_through(self, row: int, call: int) -> list[int]:
-        """The calls whose own code may have made an input: the one around, and its own if the input is its as well."""
-        around = [self.parent[call]]
-        while around[-1] != NONE:
-            rows = self.rows_of(around[-1])
-            taken = rows[self.flow.role[rows] == INPUT]
-            # Of a model that gives a dict nobody records the gradients that come in.
-            if len(taken) and self.flow.mark[row] not in self.flow.mark[taken]:
-                break
-            around.append(self.parent[around[-1]])
-        return around
-
-
 # What stands on one side of a beginning.
 
 
@@ -557,8 +471,8 @@ def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences, beginnings: l
 
     It explains gradients that are there in one run only, or that part on the way back.
     """
-    other = (pairs["t_requires_grad"] != pairs["g_requires_grad"]).fill_null(value=False).to_numpy() & facts.matched
-    alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
+    other = bools(pairs["t_requires_grad"] != pairs["g_requires_grad"]) & facts.matched
+    alone = bools((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT))
     alone &= ~facts.matched
     claims = [beginning for beginning in beginnings if beginning.reaches]
     if claims:

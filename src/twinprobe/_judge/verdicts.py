@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,9 @@ from twinprobe._judge.deviation import (
     ROUNDING,
     UNKNOWN,
     UNMATCHED,
+    Bools,
     Deviation,
+    Floats,
     Isolated,
     Rows,
     aligned,
@@ -25,29 +26,19 @@ from twinprobe._judge.deviation import (
     dtypes_differ,
     of_statistics,
     other_function,
-    related_shapes,
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import Differences, Flow, grouped_calls, ignored_rows, times_zero, trace
-from twinprobe._judge.inherited import carried_state
-from twinprobe._judge.noise import NOTHING, Noise, expected_errors
-from twinprobe._judge.operations import BUFFERED, HIDDEN_PRECISION, UNINITIALISED, same_eps
-from twinprobe._judge.ranks import COLLECTIVE_PREFIXES, COMMUNICATION
+from twinprobe._judge.flow import Flow, grouped_calls, ignored_rows, times_zero, trace
+from twinprobe._judge.noise import Noise, expected_errors
+from twinprobe._judge.operations import BUFFERED, HIDDEN_PRECISION, UNINITIALISED
 from twinprobe._judge.reconsider import by_formula, grown, without_the_usual
+from twinprobe._judge.results import follow
 from twinprobe._judge.rules import PASS, RULES, SEVERITIES, Thresholds
-from twinprobe._judge.search import CAUSES, Beginning, find_beginnings, follow, untrained
+from twinprobe._judge.search import CAUSES, Beginning, facts_of, find_beginnings, untrained
 from twinprobe._judge.summary import unread_rows
 from twinprobe._measure.statistics import NUMBER, StatDifference
-from twinprobe._runs.names import (
-    BACKWARD,
-    IN_TRAINING,
-    KERNEL_SETTING,
-    OPTIMIZER,
-    RUNNING_MOMENTUM,
-    TOTAL_NORM,
-    parse_op,
-)
+from twinprobe._runs.names import BACKWARD, COLLECTIVE_PREFIXES, COMMUNICATION, TOTAL_NORM, parse_op
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -86,8 +77,6 @@ def _describe(bits: int) -> tuple[str, str, str]:
     return verdict, json.dumps(messages), "; ".join(told)
 
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT: "input"}  # a row that differs
 _OTHER_LAYOUT = ("qkv", "gate_up")
 
@@ -274,7 +263,7 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
 def communication(pairs: pl.DataFrame) -> Bools:
     """Rows of calls that exchange data between ranks: collectives, functional ones, and those of sharded parameters."""
     names = pairs["t_name"].fill_null(pairs["g_name"])
-    return bools(names.str.contains(COMMUNICATION.pattern))
+    return bools(names.str.contains(COMMUNICATION))
 
 
 def _around(run: Run, calls: Bools) -> Bools:
@@ -329,7 +318,11 @@ def _weigh(
         pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
         measured=evidence.noise, noisy=None if evidence.estimate is None else evidence.estimate.noisy,
     )  # fmt: skip
-    facts = _differences(flow, evidence, rows, noise, integer=rows.tensor & (epsilon == 0), first_step=run.step == 0)
+    refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
+    facts = facts_of(
+        flow, rows, noise, measured.state, integer=rows.tensor & (epsilon == 0), refilled=refilled,
+        first_step=run.step == 0,
+    )  # fmt: skip
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     # TF32 cuts bits off: an error of one direction.
     coarsest = np.maximum(epsilon, run.settings.get(HIDDEN_PRECISION, 0.0))
@@ -351,56 +344,6 @@ def _weigh(
     state = _states(flow, noise, measured.state, limit, compared, [claim for claim in beginnings if claim.reaches])
     state[facts.refilled] = DIFFERS
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
-
-
-def _differences(
-    flow: Flow, evidence: Evidence, rows: Rows, noise: Noise, *, integer: Bools, first_step: bool
-) -> Differences:
-    """The plain facts of each row."""
-    names = evidence.pairs["t_name"]
-    shape = shapes_differ(evidence.pairs) & rows.tensor
-    # A mask holds yes and no, in whatever type.
-    refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
-    integer, differs = integer | refilled, (evidence.deviation.state == DIFFERS) | refilled
-    carried = np.zeros(len(flow.role), dtype=bool) if first_step else carried_state(flow, noise.far)
-    number = rows.number("t", "max")
-    # Results of a step do not depend on the momentum of running statistics; where these are only read, nothing does.
-    frozen = bools(names.str.contains(IN_TRAINING)) & rows.value & (number == 0)
-    acts_later = bools(names.str.contains(RUNNING_MOMENTUM)) & rows.value
-    acts_later |= noise.running & rows.tensor & rows.matched
-    recut, part = related_shapes(evidence.pairs)
-    alike = bools(names.str.contains(KERNEL_SETTING)) | same_eps(evidence.pairs)
-    return Differences(
-        value=rows.value & differs & ~alike, integer=integer, whole=integer & differs,
-        shape=shape, recut=shape & recut, part=shape & part, matched=rows.matched, tensor=rows.tensor,
-        called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
-        number=np.where(rows.value, np.nan_to_num(number.astype(np.float64)), 0.0),
-        given=rows.mixed, refilled=refilled, carried=carried, first_step=first_step,
-        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
-        idle=np.zeros(len(flow.role), dtype=bool) if first_step else _idle(flow, evidence.pairs),
-        moved=partial(rows.moved, noise.error),
-    )  # fmt: skip
-
-
-def _idle(flow: Flow, pairs: pl.DataFrame) -> Bools:
-    """Parameters that have no gradient but rounding, before a normalisation say: no result depends on them, and an
-    optimiser that divides by the size of a gradient moves them by whole steps all the same."""
-    import polars as pl
-
-    whose, name = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.", r"([^.]+)$"
-    owner = pairs.select(pl.col("g_name").str.extract(whose) + "." + pl.col("g_name").str.extract(name)).to_series()
-    size = np.nan_to_num(np.abs(pairs["g_norm"].to_numpy().astype(np.float64)))
-    given = (flow.role == GRADIENT) & bools(owner.is_not_null())
-    nothing = given & (size <= NOTHING * np.linalg.norm(size[given]))
-    idle = (flow.role == PARAMETER) & bools(owner.is_in(owner.filter(nothing).implode()))
-    # The same in an optimizer.json.
-    written = flow.each_call(lambda op: op.text.startswith(OPTIMIZER))
-    read = flow.spread(written) & (flow.role == INPUT) & (flow.elements[1] > 1)
-    calls = np.zeros(len(flow.ops), dtype=bool)
-    calls[flow.of_row[read & (size <= NOTHING * np.linalg.norm(size[read]))]] = True
-    idle |= (flow.role == PARAMETER) & flow.spread(calls)
-    found: Bools = idle | np.isin(flow.mark, flow.mark[idle]) | np.isin(flow.marks[0], flow.marks[0][idle])
-    return found
 
 
 def _states(

@@ -16,7 +16,8 @@ import numpy as np
 
 from twinprobe._judge.deviation import Isolated, bools
 from twinprobe._judge.flow import Flow, trace
-from twinprobe._judge.noise import ROUNDING, expected_errors
+from twinprobe._judge.inherited import ROUNDING
+from twinprobe._judge.noise import expected_errors
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.rules import SUSPICIOUS
 from twinprobe._lazy import polars as pl

@@ -26,7 +26,7 @@ from twinprobe._report.tables import fill_table
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
-    from twinprobe._judge.steps import StepsComparison, Trend
+    from twinprobe._judge.across.steps import StepsComparison, Trend
 
 _PARTS = ("calls", "optimizer")  # of a parallel layout, whose ranks are one run, in place of ranks
 VERDICTS = ("pass", "warning", "error", "failed")

@@ -14,9 +14,13 @@ GRADIENTS = "parameters_grad"
 # One of the last two parts of every recorded call's name.
 DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
 CONTAINERS = frozenset({"Module", "Cell"})
+# Calls that exchange data between ranks: collectives; all such calls, also functional ones and of sharded parameters.
+COLLECTIVE_PREFIXES = frozenset({"Distributed", "MintDistributed"})
+COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
 # In optimizer.json: the name of a parameter follows, or the norm of all gradients of a step.
 OPTIMIZER = "Optimizer."
 TOTAL_NORM = f"{OPTIMIZER}total_norm."
+IN_OPTIMIZER = "optimizer"  # what stands around an optimizer's calls, in construct.json
 LISTS = "_foreach_"  # functions of PyTorch that do to each element of lists what their namesakes do to a tensor
 LAYERS = "layers"  # among the settings of a dump: what its layers were built with
 QUANTIZED = "quantized"  # of these, and torch's functions for them: products of integers of 8 bits
@@ -25,14 +29,21 @@ QUANTIZED = "quantized"  # of these, and torch's functions for them: products of
 FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"
 FUNCTION_OF_ROW = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
 MODULE_OF_ROW = rf"^(.*?)\.(?:{FORWARD}|{GRADIENTS})\."
+# What modules are given on the way back, and the path of a module in any row of its way back; where ids are looked up.
+GIVEN_BACK = r"^(Module|Cell)\..*\.backward\.\d+\.input\."
+MODULE_BACK = rf"^Module\.(.+)\.\w+\.{BACKWARD}\."
+LOOKED_UP = r"(?i)embed[^.]*\.(\d+\.)?forward"
 # Rows of optimizer.json: the gradient that a step is given, the parameter before it; its settings, all of them and
 # those that a step is made of; how it computes, which changes no step.
 GIVEN_GRADIENT = r"^Optimizer\..*\.input\.0$"
+GIVEN_OR_NORM = r"^Optimizer\.(total_norm\.|.+\.input\.0$)"
+BEFORE = "parameters.before"
 READ_BY_OPTIMIZER = r"^Optimizer\..*\.(input\.0|parameters\.before)$"
 ANY_SETTING = r"^Optimizer\..*\.input\.([a-z]\w*(?:\.\d)?)$"
 STEP_SETTING = r"^Optimizer\..*\.input\.(lr|weight_decay|betas\.\d|momentum)$"
 IMPLEMENTATION_SETTINGS = ("fused", "foreach", "capturable", "differentiable")
 KERNEL_SETTING = rf"^Optimizer\..*\.({'|'.join(IMPLEMENTATION_SETTINGS)})$"
+RATE_SETTING = r"\.input\.(lr|alpha)$"
 ADAM_EPS = r"^Optimizer\..*\.input\.eps$"
 # Optimizers that divide by a gradient's size, or take its sign: they make a whole step of a gradient that is noise.
 ADAPTIVE = r"[^.]*(ada|rmsprop|lamb|novograd|lion|signsgd)[^.]*"
@@ -46,8 +57,16 @@ RUNNING_VARIANCE = r"batch_norm\.\d+\.forward\.(input|kwargs)\.(2|running_var)$"
 RUNNING_MOMENTUM = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
 NAMED_MOMENTUM = r"batch_norm\.\d+\.forward\.(input|kwargs)\.momentum$"
 IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
-# Rows of the factors of a matrix product, or of their gradients.
+# Outputs of matrix products, as functions and as modules; rows of their factors, or of the factors' gradients.
+PRODUCT_OUTPUT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention){FORWARD_CALL}\.output"
 MATMUL_FACTOR = r"(?i)\.(__matmul__|matmul|batchmatmul|bmm|mm)\.\d+\.(forward\.input|backward\.output)\.\w+$"
+# Sums that read nothing of their first input where the factor before it is zero: it may be memory nobody has written.
+SUMMED_ONTO = r"\.(?:addmm|addbmm|baddbmm|addmv|addr|sspaddmm)_?\.\d+\.forward\.input\.0$"
+# What calls give that only move values.
+MOVED_VALUES = (
+    r"\.(?:chunk|split|tensor_split|unbind|narrow|cat|concat|stack|transpose|permute|reshape|view|flatten|squeeze"
+    r"|unsqueeze|swapaxes|expand|broadcast_to|tile|roll|flip|gather|index_select)\.\d+\.forward\.output"
+)
 # Calls that scale a number, and the one bias of queries, keys and values.
 SCALES = re.compile(r"^(__)?[ir]?(true_?)?(div|divide|mul|multiply)(__)?_?$")
 FUSED_BIAS = re.compile(r"(qkv|query_key_value|c_attn|in_proj|w_?pack)[._]bias$", re.IGNORECASE)

@@ -7,50 +7,86 @@ tokens that it shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe._align.calls import dims
-from twinprobe._judge.deviation import IDENTICAL, ROUNDING, Deviation, bools, turned
+from twinprobe._judge.deviation import IDENTICAL, ROUNDING, Bools, Deviation, bools, turned
 from twinprobe._judge.flow import NONE
+from twinprobe._judge.rules import Thresholds
 from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
+from twinprobe._judge.verdicts import Evidence, Judged, judge
 from twinprobe._measure.sketch import Estimate, block_length, estimate, integer_weights, replaced
 from twinprobe._measure.statistics import SAME, StatDifference
 from twinprobe._runs.sketches import BLOCKS, SIGNS, Rows
 from twinprobe._runs.table import ATTENTION_MASK, GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
+from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._judge.verdicts import Evidence, Judged
     from twinprobe._runs.run import Run
+    from twinprobe._runs.tensors.elements import HostTensor
+    from twinprobe._runs.tensors.tensor_files import Loader
 
-Bools = NDArray[np.bool_]
+Masks = dict[tuple[int, ...], Bools]  # by the shape [batch, length] of a mask: the tokens that it hides
 _AT_ONCE = 2  # sequences in a block of a mask's sketch: of more, too many masks would fit its sums by chance
 
 
-def hidden_tokens(
-    target: Run, pairs: pl.DataFrame, deviation: Deviation, load: Callable[[int], NDArray[np.generic]] | None
-) -> dict[tuple[int, ...], Bools]:
-    """The tokens [batch, length] that masks hide, by the mask's shape. ``load`` reads the tensor of a row, if any was
-    kept; else the mask is found from its sketch. Nothing where two masks of a shape differ: whose tokens are whose?"""
+@dataclass(frozen=True)
+class Kept:
+    """How the tensors are read that both runs kept."""
+
+    read: Callable[[list[int]], Iterator[tuple[Loader, Loader]]]
+    """The tensors of these rows, on both sides."""
+    measure: Callable[..., pl.DataFrame]
+    """The metrics of these rows of the pair table; ``load`` loads their tensors."""
+
+
+def without_padding(
+    target: Run, golden: Run, evidence: Evidence, judged: Judged, limits: Thresholds, kept: Kept | None
+) -> tuple[Evidence, Judged, str] | None:
+    """What the tokens show that masks do not hide, and what came of it in words; None where that is nothing else."""
+    pairs, sketches = evidence.pairs, None
+    if judged.flow is None:
+        return None
+    try:
+        masks = _hidden_tokens(target, pairs, evidence.deviation, kept)
+    except TwinProbeError:  # the tensor of a mask cannot be read
+        return None
+    if masks and target.sketches is not None and golden.sketches is not None:
+        sketches = target.sketches.of(pairs["t_row"].to_numpy()), golden.sketches.of(pairs["g_row"].to_numpy())
+    shown = _shown_tokens(evidence, sketches, masks, kept) if masks else None
+    again = judge(target, shown, limits) if shown is not None else judged
+    if shown is None or again.first_row == judged.first_row:
+        return None
+    hidden = f"{sum(map(np.count_nonzero, masks.values())):,} tokens that the attention mask hides"
+    if _reads_padding(evidence, shown, again):
+        assert again.first_row is not None
+        reader = pairs["t_name"][again.first_row]
+        return evidence, judged, f"the runs differ for {hidden}, and {reader} is the first that reads these"
+    return shown, again, f"not judged: {hidden}, for which the runs differ"
+
+
+def _hidden_tokens(target: Run, pairs: pl.DataFrame, deviation: Deviation, kept: Kept | None) -> Masks:
+    """The tokens that masks hide, of tensors where any were kept, else from the masks' sketches. Nothing where two
+    masks of a shape differ: whose tokens are whose?"""
     named = bools(
         pairs["t_name"].str.contains(ATTENTION_MASK) & (pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null()
     )
-    named &= deviation.state == IDENTICAL
-    found: dict[tuple[int, ...], dict[bytes, Bools]] = {}
-    for row in np.flatnonzero(named).tolist():
+    found: dict[tuple[int, ...], dict[bytes, Bools | None]] = {}
+    for row in np.flatnonzero(named & (deviation.state == IDENTICAL)).tolist():
         shape = dims(pairs["t_shape"][row])
         if shape is None or len(shape) != 2 or (pairs["t_min"][row], pairs["t_max"][row]) != (0, 1):
             continue
-        if load is not None:
-            hidden = load(row).reshape(shape) == 0
+        if kept is not None:
+            hidden = next(kept.read([row]))[0]().data[:].reshape(shape) == 0
         elif target.sketches is not None:
             hidden = _from_sketch(target.sketches.of(np.array([pairs["t_row"][row]]))[0], shape)
         else:
@@ -91,7 +127,7 @@ def _from_sketch(row: Rows, shape: tuple[int, ...]) -> Bools | None:
     return None
 
 
-def _laid_out(shape: tuple[int, ...], masks: dict[tuple[int, ...], Bools]) -> tuple[Bools, int] | None:
+def _laid_out(shape: tuple[int, ...], masks: Masks) -> tuple[Bools, int] | None:
     """Which stretches of a tensor belong to hidden tokens, and how many elements each has: tokens come first, with or
     without an axis for the batch, or behind the heads."""
     for (batch, length), hidden in masks.items():
@@ -104,16 +140,13 @@ def _laid_out(shape: tuple[int, ...], masks: dict[tuple[int, ...], Bools]) -> tu
     return None
 
 
-def shown_tokens(
-    evidence: Evidence,
-    sketches: tuple[Rows, Rows] | None,
-    masks: dict[tuple[int, ...], Bools],
-    measure: Callable[[dict[int, tuple[Bools, int]]], pl.DataFrame] | None,
+def _shown_tokens(
+    evidence: Evidence, sketches: tuple[Rows, Rows] | None, masks: Masks, kept: Kept | None
 ) -> Evidence | None:
     """The evidence without what belongs to hidden tokens; None where it does not tell these from others.
 
-    ``measure`` measures tensors without such stretches. Of sketches those blocks are left out that hold any; some
-    padded sequence must keep a block, or nothing would be known of how padding is treated.
+    Tensors are measured without such stretches. Of sketches those blocks are left out that hold any; some padded
+    sequence must keep a block, or nothing would be known of how padding is treated.
     """
     pairs, deviation = evidence.pairs, evidence.deviation
     tensors = bools((pairs["t_kind"] == TENSOR) & pairs["g_row"].is_not_null())
@@ -129,8 +162,14 @@ def shown_tokens(
     # Of transposed values the statistics alone are known, of all tokens; where a NaN is, only tensors tell.
     error, nonfinite = np.where(partly, np.nan, deviation.error), deviation.nonfinite.copy()
     seen, metrics = evidence.estimate, evidence.metrics
-    if measure is not None and metrics is not None:
-        again = measure(stretches)
+    if kept is not None and metrics is not None:
+
+        def shown(chosen: list[int]) -> Iterator[tuple[Loader, Loader]]:
+            own = rows[chosen].tolist()
+            for row, (one, two) in zip(own, kept.read(own), strict=True):
+                yield partial(_without, one, *stretches[row]), partial(_without, two, *stretches[row])
+
+        again = kept.measure(pairs[rows], load=shown)
         metrics = metrics.with_columns(metrics[name].scatter(rows, again[name]) for name in metrics.columns)
         left = np.where(again["identical"].to_numpy(), 0.0, again["relative_norm"].to_numpy())
         nonfinite[rows] = again["nonfinite"].to_numpy()
@@ -156,11 +195,16 @@ def shown_tokens(
     )  # fmt: skip
 
 
+def _without(load: Loader, hidden: Bools, size: int) -> HostTensor:
+    """A tensor with zeros in place of these stretches of so many elements."""
+    whole = load()
+    data = whole.data[:].copy()
+    data.reshape(len(hidden), size)[hidden] = 0
+    return replace(whole, data=data)
+
+
 def _shown_blocks(
-    pairs: pl.DataFrame,
-    sketches: tuple[Rows, Rows],
-    masks: dict[tuple[int, ...], Bools],
-    stretches: dict[int, tuple[Bools, int]],
+    pairs: pl.DataFrame, sketches: tuple[Rows, Rows], masks: Masks, stretches: dict[int, tuple[Bools, int]]
 ) -> Estimate | None:
     """How far these rows are apart in the blocks of their sketches that hold no hidden token."""
     blank = np.zeros((len(stretches), BLOCKS), dtype=bool)
@@ -183,7 +227,7 @@ def _shown_blocks(
     return estimate(kept[0], kept[1])
 
 
-def reads_padding(before: Evidence, after: Evidence, judged: Judged) -> bool:
+def _reads_padding(before: Evidence, after: Evidence, judged: Judged) -> bool:
     """Whether the first claim that is left takes hidden tokens in: what it gives has no tokens (a loss, a mean), and
     what it is given differs at hidden ones, or is a slice of values that do, cut by code that nobody recorded."""
     claim, flow = next((one for one in judged.beginnings if one.reaches), None), judged.flow

@@ -4,6 +4,7 @@ cleared."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from twinprobe._judge.kinds.by_statistics import cosine
 from twinprobe._judge.operations import differing_settings
 from twinprobe._judge.rules import PASS
 from twinprobe._judge.search import ARGUMENT, Beginning
-from twinprobe._judge.summary import Divergence
+from twinprobe._judge.summary import Divergence, Summary
 from twinprobe._runs.names import FORWARD, LAYERS, TOTAL_NORM, listed, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, TENSOR, VALUE
@@ -45,20 +46,22 @@ def built_clause(words: list[str]) -> str:
     return f"the layers {how} {'; '.join(words)}"
 
 
-def settings_without_output(target: Run, golden: Run, pairs: pl.DataFrame) -> tuple[Divergence | None, str]:
-    """Settings of layers where no result differs beyond noise: a note, and the layer with another momentum.
+def with_settings(summary: Summary, target: Run, golden: Run, pairs: pl.DataFrame) -> Summary:
+    """The summary of runs whose results do not differ beyond noise, with the settings of layers that do: a note.
 
-    A momentum changes no result of a step, but the statistics that later ones read: alone, it is a divergence.
+    A momentum changes no result of a step, but the statistics that later ones read: alone, it is a divergence. Running
+    statistics come before an optimizer's step.
     """
     found = _differing(target, golden, pairs)
     averages = [(op, text) for op, words in found.values() for text in words if text.startswith(f"{_MOMENTUM}:")]
     others = [(path, [text for text in words if not text.startswith((f"{_MOMENTUM}:", "training:"))])
               for path, (_, words) in found.items()]  # fmt: skip
     layers = [f"{path} ({'; '.join(words)})" for path, words in others if words]
-    note = f"layers were built differently, with no effect on these results beyond noise: {listed(layers)}"
-    note = note if layers else ""
+    if layers:
+        note = f"layers were built differently, with no effect on these results beyond noise: {listed(layers)}"
+        summary = replace(summary, notes=[*summary.notes, note])
     if not averages:
-        return None, note
+        return summary
     op, text = averages[0]
     row = f"{op}.output.0"
     place = next(iter(pairs.select((pairs["t_name"] == row).arg_true()).to_series()), NONE)
@@ -68,7 +71,8 @@ def settings_without_output(target: Run, golden: Run, pairs: pl.DataFrame) -> tu
         op, row, golden_row or row, "", {}, {}, None, f"{built_clause([text])}{more}: {LATER}", "injected", place,
         module=parse_op(op).body, begins=ARGUMENT, kinds=[{"name": ARGUMENT, "sentence": text, "confidence": 0.9}],
     )  # fmt: skip
-    return divergence, note
+    later = summary.others if summary.first is None else [summary.first, *summary.others]
+    return replace(summary, first=divergence, others=later)
 
 
 def _differing(target: Run, golden: Run, pairs: pl.DataFrame) -> _Found:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.names import COLLECTIVE_PREFIXES, FORWARD, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT
 
@@ -116,8 +116,6 @@ def _spans(values: NDArray[Any], starts: NDArray[np.intp], stop: int) -> dict[in
 
 # Which collective or point-to-point call of one rank belongs to which call of another.
 
-COLLECTIVE_PREFIXES = frozenset({"Distributed", "MintDistributed"})
-COMMUNICATION = re.compile(r"^(Mint)?(Distributed|_c10d_functional|fsdp)\.")  # also of sharded parameters
 _SEND = {"send", "isend", "send_object_list"}
 _RECEIVE = {"recv", "irecv", "recv_object_list"}
 _EVERYONE = "all"

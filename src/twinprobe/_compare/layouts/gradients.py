@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import bare_path, dims, epsilon
 from twinprobe._align.links import NONE
 from twinprobe._judge.describe import describe
-from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION
+from twinprobe._judge.deviation import DIFFERS, PRODUCT_PRECISION, bools
 from twinprobe._judge.search import ARGUMENT, EXTRA, MISSING, OUTSIDE
 from twinprobe._judge.summary import Divergence
 from twinprobe._layout.ranks import ONE_RANK, gradients_of, micro_batches, passes_of
@@ -28,9 +28,10 @@ from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import NOT_GOLDENS, NOTHING, numbers_of, only_on, shards_of, whose
 from twinprobe._runs.names import (
     BACKWARD,
+    BEFORE,
     FORWARD,
+    GIVEN_BACK,
     GIVEN_GRADIENT,
-    OPTIMIZER,
     SCALES,
     TOTAL_NORM,
     is_module,
@@ -52,7 +53,7 @@ _SAME_CLIP = 1e-5  # relative: norms of gradients that were multiplied by one nu
 _FAR = 10  # times that: no rounding
 _FEW_GRADIENTS, _MOST_GRADIENTS, _SAME_FACTOR = 4, 0.9, 1e-3  # all but those that are zero in theory
 _EPSILONS = 4  # by which the norm of a gradient in 16 bits is off
-BEFORE, SAME_NORM = "parameters.before", 1e-5  # relative: norms of the same numbers, added up in another order
+SAME_NORM = 1e-5  # relative: norms of the same numbers, added up in another order
 _ZERO = 16 * 2.0**-23  # of the norm of all gradients
 _GIVEN, _SHOWN = ".input.0", 8
 
@@ -84,9 +85,7 @@ def behind_the_scale(comparison: Comparison, scaled: Divergence) -> Divergence |
     """The first gradient that a module is given and that differs behind a scale of the loss, where those before it
     agree: it is wrong by itself, though the scale has excused all differences behind it."""
     pairs, state = comparison.evidence.pairs, comparison.judged.state
-    given = (
-        pairs["t_name"].str.contains(r"^(Module|Cell)\..*\.backward\.\d+\.input\.").fill_null(value=False).to_numpy()
-    )
+    given = bools(pairs["t_name"].str.contains(GIVEN_BACK))
     agree = False
     for row in np.flatnonzero(given & pairs["g_row"].is_not_null().to_numpy()).tolist():
         if row <= scaled.order or state[row] != DIFFERS:
@@ -246,7 +245,7 @@ def not_shared(comparison: Comparison, findings: Sequence[str]) -> Divergence | 
         return None
     apart = {name for name, _, said in (text.partition(": ") for text in findings)
              if NOT_GOLDENS in said or NOTHING in said or UNREDUCED in said}  # fmt: skip
-    held = {text.partition(".parameters.before: ")[0] for text in findings}
+    held = {text.partition(f".{BEFORE}: ")[0] for text in findings}
     asked = (pairs["t_name"].is_in(list(apart)) & pairs["t_name"].str.contains(GIVEN_GRADIENT)).fill_null(value=False)
     for row in np.flatnonzero(asked.to_numpy()).tolist():
         name, norms = pairs["t_name"][row], [piece.stats[3] or 0.0 for piece in whole.pieces_of(pairs["t_row"][row])]
@@ -271,12 +270,12 @@ def before_the_gradients(comparison: Comparison) -> Divergence | None:
     rounded = np.array([epsilon(dtype) for dtype in pairs["g_dtype"].to_list()])
     differs = (judged.state == DIFFERS) & ~(judged.error <= rounded)
     clipped = beside_clipping(comparison, first)
-    told = {"parameters.before": "the parameter differs", "input.0": "it comes from outside and differs"}
+    told = {BEFORE: "the parameter differs", "input.0": "it comes from outside and differs"}
     for argument, said in told.items():
         given = argument == "input.0"
         if clipped < 0 and (first.argument == argument or (given and not first.op.startswith(TOTAL_NORM))):
             return None
-        rows = np.flatnonzero(differs & pairs["t_name"].str.ends_with(f".{argument}").fill_null(value=False).to_numpy())
+        rows = np.flatnonzero(differs & bools(pairs["t_name"].str.ends_with(f".{argument}")))
         names = [(row, pairs["t_name"][row]) for row in rows.tolist() if row >= clipped or not given]
         names = [(row, name) for row, name in names if not name.startswith(TOTAL_NORM)]
         if names and (given or comparison.target.step == 0):
@@ -334,7 +333,7 @@ def of_own_batch(finding: str, whole: Whole, dumps: Mapping[int, Path]) -> str:
     if not said.endswith(NOT_GOLDENS) or not name.endswith(".input.0"):
         return finding
     row = int(np.flatnonzero((whole.table["name"] == name).to_numpy())[0])
-    module, _, parameter = name.removeprefix(OPTIMIZER).rsplit(".", 5)[0].rpartition(".")
+    module, _, parameter = updated_parameter(name).rpartition(".")
     for piece in whole.pieces_of(row):
         own = gradients_of(dumps[piece.rank], module, parameter)
         if piece.stats not in own:

@@ -1,0 +1,1 @@
+"""Runs in different parallel layouts, put together and compared as wholes."""

@@ -1,0 +1,1 @@
+"""Across many ranks and many steps: where did the difference begin?"""
