@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LAYOUT_FILE = "layout.json"
 COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
 REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
-_PIECE_BY_PIECE = re.compile(COLLECTIVE.pattern + r"(batch_isend_irecv|i?send|i?recv)\.")
+_PIECE_BY_PIECE = re.compile(COLLECTIVE.pattern + r"(batch_isend_irecv|i?send|i?recv|broadcast)\.")
 _TO_EACH = re.compile(COLLECTIVE.pattern + r"all_to_all\w*\.")
 ONE_RANK = "here, other ranks do not", "here, other ranks do"
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
@@ -376,14 +376,14 @@ def _recomputation(run: Run) -> set[str]:
     return found
 
 
-def without_own_calls(opened: Sequence[Mapping[int, RankDump]], sequences: Sequence[bool]) -> list[str]:
+def without_own_calls(opened: Sequence[Mapping[int, RankDump]], pieces: Sequence[bool]) -> list[str]:
     """Leave out of both runs what only their way of computing needs; returns what is said of that.
 
-    With checkpointing, backward computes activations once more: neither new values nor another batch. ``sequences``:
-    the runs whose ranks have parts of sequences, and so deal with pieces of one another.
+    With checkpointing, backward computes activations once more: neither new values nor another batch. ``pieces``: the
+    runs whose ranks have parts of sequences or of weights, and may deal with pieces of one another.
     """
     said = []
-    for word, ranks, cut in zip(("target", "golden"), opened, sequences, strict=True):
+    for word, ranks, cut in zip(("target", "golden"), opened, pieces, strict=True):
         again = sum(_leave_out(dump, _recomputation(dump.run)) for dump in ranks.values())
         among_others = min(map(len, opened)) > 1
         left = {rank: _exchanges(dump.run, among_others) for rank, dump in ranks.items() if cut}
@@ -440,7 +440,8 @@ def _leave_out(dump: RankDump, names: Collection[str]) -> int:
 def _exchanges(run: Run, among_others: bool) -> set[str]:
     """What modules call themselves once they deal with one rank's piece after the other.
 
-    Such are the steps of a ring: as many as there are ranks, less those that a mask leaves out. ``among_others``: the
+    Such are the steps of a ring, or of a product whose ranks broadcast their blocks: as many as there are ranks, less
+    those that a mask leaves out. ``among_others``: the
     other run is made of ranks too, so that what each of them is sent (all-to-all) is another piece there.
     """
     begun, found = set[str](), []

@@ -185,7 +185,7 @@ class _Side:
                 continue
             for stat in STATS:
                 self.changes[stat][row] = norm
-        for row, words in shared.unlike_norms(self.whole):
+        for row, words in shared.own_norms(self.whole):
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {words}")
             self._nothing(row, "the norms of ranks differ")
 
@@ -382,6 +382,12 @@ class _Side:
                     or (signature(blocks) not in self.made and bool(sums.parts_of(goal, along(blocks, at)[0])))
                 )  # fmt: skip
                 return axis if copied else "unknown"
+            if (
+                role in (INPUT, OUTPUT)
+                and blocks[0].shape == ()
+                and sums.adds_up(blocks, self.golden, self.partner.get(row))
+            ):
+                continue  # a loss of which each rank makes its part
             if not all(self._is_partial(row, line, role) for line in along(blocks, at)):
                 return axis
         return ""

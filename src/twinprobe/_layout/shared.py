@@ -515,7 +515,7 @@ def _without_direction(name: str) -> str:
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
 
-OWN_NORMS = "clip by the norms of their own gradients"
+OWN_NORMS = "clip by norms of their own"
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -540,40 +540,20 @@ def total_norms(whole: Whole, norms: Mapping[int, float | None]) -> dict[int, fl
     return {row: None if lacking or step in unknown else totals[step] ** 0.5 for step, row in rows.items()}
 
 
-def unlike_norms(whole: Whole) -> list[tuple[int, str]]:
-    """The norms by which ranks of a model parallel layout clip, where they differ, in words.
+def own_norms(whole: Whole) -> list[tuple[int, str]]:
+    """The norms by which ranks clip, where they differ, in words.
 
-    Each took the gradients that it holds for all there are. Of data parallel ranks, ``own_norms`` tells.
+    All ranks need that of the reduced gradients of all shards; each took what it held for all there are.
     """
-    if whole.layout.dp == len(whole.ranks):
-        return []
-    ops, suffixes = (whole.pieces[name].to_list() for name in ("op", "suffix"))
-    rows = [row for row, op in enumerate(ops) if op.startswith(TOTAL_NORM) and suffixes[row] == ".input.0"]
     found = []
-    for row in rows:
-        pieces = whole.pieces_of(row)
-        if pieces and not same(pieces) and not any(whole.placements_of(row)):
-            norms = ", ".join(f"{piece.stats[3] or 0:.4g}" for piece in pieces[:8])
-            found.append((row, f"ranks {numbers_of([piece.rank for piece in pieces])} {OWN_NORMS} ({norms})"))
-    return found
-
-
-def own_norms(whole: Whole) -> list[str]:
-    """Whether data parallel ranks clip by different norms, in words.
-
-    They all need that of the reduced gradients. One of their own comes of clipping before the reduction, or of a shard.
-    """
-    layout = whole.layout
-    if layout.dp < len(whole.ranks):
-        return []
     for row, name in enumerate(whole.table["name"].to_list()):
-        if name.startswith(TOTAL_NORM) and name.endswith(".input.0"):
+        if name.startswith(TOTAL_NORM) and name.endswith(".input.0") and not any(whole.placements_of(row)):
             pieces = whole.pieces_of(row)
-            found = [piece.stats[0] for piece in pieces if piece.stats[0] is not None]
-            if len(found) == len(pieces) > 1 and max(found) - min(found) > _SAME_NORM * max(found):
-                shown = ", ".join(f"{norm:.4g}" for norm in found)
-                return [
-                    f"ranks {numbers_of([piece.rank for piece in pieces])} clip by norms of their own ({shown}): of "
-                    "gradients that were not reduced yet, or of a shard"
-                ]
-    return []
+            norms = [piece.stats[0] for piece in pieces if piece.stats[0] is not None]
+            if len(norms) == len(pieces) and max(norms) - min(norms) > _SAME_NORM * max(norms):
+                shown = ", ".join(f"{norm:.4g}" for norm in norms[:8])
+                ranks = numbers_of([piece.rank for piece in pieces])
+                found.append(
+                    (row, f"ranks {ranks} {OWN_NORMS} ({shown}): of gradients that were not reduced yet, or of a shard")
+                )
+    return found

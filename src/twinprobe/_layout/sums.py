@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import nan, prod
+from math import isclose, nan, prod
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from twinprobe._runs.table import INPUT, OUTPUT, STATS
 
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
+_SAME_SCALAR = 1e-5  # relative: of sums in another order
 _BIASED = 1e-3  # of the largest element: a bias that shows
 _SAME_NORM = 1e-3  # relative: of the same gradients
 _PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
@@ -183,6 +184,12 @@ def parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
         return ""
     found = {"sum": sum(means), "mean": sum(means) / len(means)}
     return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
+
+
+def adds_up(pieces: Sequence[Piece], golden: Mapping[str, Sequence[float | None]], partner: int | None) -> bool:
+    """Whether single numbers of ranks add up to the other side's."""
+    goal = golden["max"][partner] if partner is not None else None
+    return goal is not None and isclose(sum(piece.stats[0] or 0.0 for piece in pieces), goal, rel_tol=_SAME_SCALAR)
 
 
 def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Sequence[Piece]) -> str:
