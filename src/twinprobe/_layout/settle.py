@@ -213,7 +213,7 @@ class _Side:
             self.changes[column][row] = self.other.table[column][partner]
         self.ways["(sizes) multiplied by the number of pieces"] += not late
 
-    def _settle_row(  # noqa: PLR0911, PLR0912  each return is a value of which not enough is known
+    def _settle_row(  # noqa: PLR0911, PLR0912, PLR0915  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
     ) -> None:
         if not self.whole.layout.known:
@@ -273,7 +273,8 @@ class _Side:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            readings = [Arithmetic(shares, {}) for shares in (self.plain, self.shares or self.means, self.means)]
+            parts = self.means | {"tp": [1 / self.whole.layout.tp] * self.whole.layout.tp}
+            readings = [Arithmetic(one, {}) for one in (self.plain, parts, self.shares or self.means, self.means)]
             arithmetic = nearest(whole, blocks, way, readings)
         found = put_together(blocks, way, arithmetic)
         if found is None:
@@ -382,11 +383,7 @@ class _Side:
                     or (signature(blocks) not in self.made and bool(sums.parts_of(goal, along(blocks, at)[0])))
                 )  # fmt: skip
                 return axis if copied else "unknown"
-            if (
-                role in (INPUT, OUTPUT)
-                and blocks[0].shape == ()
-                and sums.adds_up(blocks, self.golden, self.partner.get(row))
-            ):
+            if role in (INPUT, OUTPUT) and sums.parts_of_number(blocks, self.golden, self.partner.get(row)):
                 continue  # a loss of which each rank makes its part
             if not all(self._is_partial(row, line, role) for line in along(blocks, at)):
                 return axis

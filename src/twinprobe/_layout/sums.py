@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isclose, nan, prod
+from math import nan, prod
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from twinprobe._runs.table import INPUT, OUTPUT, STATS
 
 # Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
-_SAME_SCALAR = 1e-5  # relative: of sums in another order
 _BIASED = 1e-3  # of the largest element: a bias that shows
 _SAME_NORM = 1e-3  # relative: of the same gradients
 _PLAIN = 0.1  # relative: whatever rounding makes of a norm, two parts would make it twice as large
@@ -186,10 +185,13 @@ def parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
     return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
 
 
-def adds_up(pieces: Sequence[Piece], golden: Mapping[str, Sequence[float | None]], partner: int | None) -> bool:
-    """Whether single numbers of ranks add up to the other side's."""
-    goal = golden["max"][partner] if partner is not None else None
-    return goal is not None and isclose(sum(piece.stats[0] or 0.0 for piece in pieces), goal, rel_tol=_SAME_SCALAR)
+def parts_of_number(pieces: Sequence[Piece], golden: Mapping[str, Sequence[float | None]], partner: int | None) -> bool:
+    """Whether the other side's single number is the sum or the mean of the ranks', of which none is it."""
+    goal, own = golden["max"][partner] if partner is not None else None, [piece.stats[0] for piece in pieces]
+    if goal is None or None in own or any(piece.shape != () for piece in pieces):
+        return False
+    total, nearest = sum(map(float, own)), min(abs(float(one) - goal) for one in own)  # type: ignore[arg-type]
+    return min(abs(total - goal), abs(total / len(own) - goal)) <= NEARER * nearest
 
 
 def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Sequence[Piece]) -> str:
