@@ -177,8 +177,8 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
     None if it is dealt to the ranks in another order: several of them differ, and all have the same numbers together.
     """
-    if not whole.is_cut(row):
-        return _other_copies(whole, row, other, partner)
+    if not whole.is_cut(row):  # whole numbers may count from where a rank's own part begins
+        return _other_copies(whole, row, other, partner) if "float" in (other.table["dtype"][partner] or "") else []
     sets, close = block_sets(whole, row, other, partner)
     pieces = whole.pieces_of(row)
     wrong = {at for one in sets if one.gap > close and len(one.own) == 1 for at in one.own}
