@@ -118,7 +118,7 @@ def test_ranks_that_clip_by_their_own_norms(own: bool, tmp_path: Path, capsys: p
         assert first is None
         return
     norms = ", ".join(f"{np.linalg.norm(part):.4g}" for part in parts)
-    assert f"ranks 0, 1 clip by the norms of their own gradients ({norms})" in first["sentence"]
+    assert f"ranks 0, 1 clip by norms of their own ({norms})" in first["sentence"]
     assert "that clips gradients" not in first["sentence"]
 
 

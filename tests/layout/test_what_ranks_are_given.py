@@ -416,3 +416,18 @@ def test_modules_that_are_called_twice_and_come_back_once_are_no_micro_batches(
         record(tmp_path / "t" / "step0" / f"rank{rank}", calls(own))
     notes = compared(tmp_path, capsys, "dp=2")["notes"]
     assert not any("micro" in note for note in notes)
+
+
+def test_a_buffer_that_each_rank_keeps_for_itself_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No recorded call made it, so ranks share it; golden's is a mean over the batch."""
+    generator = np.random.default_rng(8)
+    rows, parts = generator.standard_normal((8, 16), np.float32), generator.standard_normal((2, 16), np.float32)
+    centre = "Tensor.__sub__.0.forward"
+    sides = ("g/step0/proc1", "t/step0/rank0", "t/step0/rank1")
+    for folder, own, kept in zip(sides, (rows, rows[:4], rows[4:]), (parts.mean(0), *parts), strict=True):
+        calls = {UP: {"input.0": own, "output.0": own * np.float32(2)}}
+        calls[centre] = {"input.0": own * np.float32(2), "input.1": kept, "output.0": own * np.float32(2) - kept}
+        record(tmp_path / folder, calls)
+    first = compared(tmp_path, capsys, "dp=2")["first"]
+    assert (first["op"], first["argument"]) == (centre, "input.1")
+    assert "golden's is the mean of what ranks 0, 1 hold, but nothing averages them" in first["sentence"]

@@ -322,3 +322,23 @@ def test_a_count_of_words_in_a_loss_over_shards_is_no_divergence(
     assert main([*command, "--layout", "tp=2,dp=2", "tp=2"]) == 0
     found = {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
     assert found["step0/whole"]["first"] is None
+
+
+def test_a_rank_of_a_mesh_that_makes_no_step_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its shard stays as it was; it has recorded a pass, and nothing of its optimizer."""
+    weight, gradient, words = random(1, 32, 8), random(2, 32, 8), random(3, 8, 8)
+    mesh = {"mesh": [0, 1], "placements": [{"Shard": {"dim": 0}}], "global_shape": [32, 8], "local_shape": [16, 8]}
+    rows = {"g/step0/proc1": slice(None), "t/step0/rank0": slice(4), "t/step0/rank1": slice(4, 8)}
+    for folder, part in rows.items():
+        record(tmp_path / folder, {UP: {"parameters.weight": weight, "output.0": words[part] @ weight.T}})
+        own = slice(None) if folder.startswith("g") else slice(16)
+        if not folder.endswith("rank1"):
+            record(tmp_path / folder, {UPDATE: step(weight[own], gradient[own])}, name="optimizer")
+        if folder.endswith("rank0"):
+            whole_shapes(tmp_path / folder / "optimizer.json", [32, 8])
+        if folder.startswith("t"):
+            ends = ("input.0", "output.0", "parameters.before")
+            placed(tmp_path / folder, int(folder[-1]), 2, {f"{UPDATE}.{end}": mesh for end in ends})
+    first = compared(tmp_path, capsys, "dp=2")["step0/optimizer"]["first"]
+    assert (first["op"], first["argument"]) == (UPDATE, "input.0")
+    assert first["sentence"].endswith("rank 1 does not update this parameter")

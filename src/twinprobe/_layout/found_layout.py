@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, product
 from math import gcd, prod
@@ -18,9 +19,9 @@ from twinprobe._layout.pieces import Shape
 from twinprobe._layout.ranks import RankDump, parameter_shapes, token_shape
 from twinprobe._layout.stages import experts_in, in_expert
 from twinprobe._runs.names import FORWARD, parse_op
-from twinprobe._runs.run import Run
+from twinprobe._runs.run import OPTIMIZER_FILE, Run, open_run
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, TENSOR
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, TwinProbeError
 
 # How a layout is known.
 GIVEN, AS_MEANT = "as given", "by the dimension that was given"
@@ -400,6 +401,19 @@ def _differ_inside_only(runs: Sequence[Run], name: str) -> bool:
     return alike and all(one == shapes[0] for one in shapes) and any(one != items[0] for one in items[1:])
 
 
+def _updated_shapes(dumps: Sequence[RankDump], other: Run) -> list[dict[str, Shape]]:
+    """The shapes of parameters that optimizers tell where no module is recorded (level L1), the other run's first; none
+    where these have shards of their own: distributed tensors, flat stretches, a share of all parameters for each."""
+    found: list[dict[str, Shape]] = [{}] * (len(dumps) + 1)
+    with suppress(TwinProbeError):
+        folders = [other.path.parent, *(dump.folder for dump in dumps)]
+        shapes = [parameter_shapes(open_run(folder / OPTIMIZER_FILE)) for folder in folders]
+        sizes = [{name: len(shape) for name, shape in one.items()} for one in shapes]
+        if all(one == sizes[0] for one in sizes) and not any(dump.placements or dump.sharded for dump in dumps):
+            found = shapes
+    return found
+
+
 def _batch_parts(run: Run, other: Run) -> int:
     """Into how many parts the batch was cut of which a rank has one, as the first inputs tell; 0 where they do not."""
     first = [_first_input(one) for one in (run, other)]
@@ -430,8 +444,9 @@ def _first_input(run: Run) -> tuple[str, str]:
 
 def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> tuple[str, ...]:
     """Find the sizes that are not known; returns lists of experts that are not called so."""
-    whole = parameter_shapes(other)
-    own = [parameter_shapes(dump.run) for dump in dumps]
+    whole, *own = (parameter_shapes(run) for run in (other, *(dump.run for dump in dumps)))
+    if not whole and not any(own):
+        whole, *own = _updated_shapes(dumps, other)
     lists = expert_lists({dump.rank: dump for dump in dumps}, other)
     if "pp" not in sizes:
         # A rank that holds everything but experts is no stage, though others may lack a module.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import pairwise
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 LAYOUT_FILE = "layout.json"
 COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
 REDUCTION = COLLECTIVE.pattern + r"(all_reduce|_?reduce_scatter\w*|reduce)\."
-_PIECE_BY_PIECE = re.compile(COLLECTIVE.pattern + r"(batch_isend_irecv|i?send|i?recv)\.")
+_PIECE_BY_PIECE = re.compile(COLLECTIVE.pattern + r"(batch_isend_irecv|i?send|i?recv|broadcast)\.")
 _TO_EACH = re.compile(COLLECTIVE.pattern + r"all_to_all\w*\.")
 ONE_RANK = "here, other ranks do not", "here, other ranks do"
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
@@ -158,7 +159,25 @@ def passes_of(run: Run) -> int:
 
     Each goes there and back: a generator that is called for its critic first, and then for itself, comes back once.
     """
-    return gcd(*_module_calls(run).values(), *_module_calls(run, BACKWARD).values()) or 1
+    return gcd(*_module_calls(run).values(), *_module_calls(run, BACKWARD).values()) or _passes_of_functions(run)
+
+
+def _passes_of_functions(run: Run) -> int:
+    """The same where no module was recorded: how often backward begins, if it makes the same calls each time."""
+    trained = _trained(run)
+    there = [
+        op.direction for op in run.op_names if op.direction == BACKWARD or f"{op.prefix}.{op.body}.{op.call}" in trained
+    ]
+    ends = [at for at, (one, after) in enumerate(pairwise(there)) if (one, after) == (BACKWARD, FORWARD)]
+    calls = [f"{op.prefix}.{op.body}" for op in run.op_names if op.direction == BACKWARD]
+    places = [there[: at + 1].count(BACKWARD) for at in ends]
+    passes = [calls[start:end] for start, end in pairwise([0, *places, len(calls)])]
+    return len(passes) if all(one == passes[0] for one in passes) else 1
+
+
+def _trained(run: Run) -> set[str]:
+    """The forward calls that backward comes back to."""
+    return {f"{op.prefix}.{op.body}.{op.call}" for op in run.op_names if op.direction == BACKWARD}
 
 
 def _module_calls(run: Run, direction: str = FORWARD) -> Counter[str]:
@@ -207,16 +226,28 @@ def fold_calls(dump: RankDump, micro: int) -> None:
     if micro > 1 and len({chunk_of(name) for name in run.ops} - {None}) > 1:
         _fold_stages(dump, micro, heads, names)
     elif micro > 1:
-        forward = {head: len(calls) for (head, direction), calls in heads.items() if direction == FORWARD}
+        # What is called more often before the first module, or after the last backward call, than in a micro batch
+        # prepares the batch or finishes its gradients.
+        trained = _trained(run)
+        begun = next((at for at, (name, op) in enumerate(zip(run.ops, run.op_names, strict=True)) if is_module(name)
+                      or run.parents.get(name) or f"{op.prefix}.{op.body}.{op.call}" in trained), 0)  # fmt: skip
+        ended = max((at for at, op in enumerate(run.op_names) if op.direction == BACKWARD), default=len(run.ops))
+        forward = {head: calls for (head, direction), calls in heads.items() if direction == FORWARD}
         for (head, direction), calls in heads.items():
-            count = forward.get(head, len(calls)) if direction == BACKWARD else len(calls)
-            if count % micro:
+            own = forward.get(head, calls) if direction == BACKWARD else calls
+            early, late = sum(at < begun for at in own), sum(at > ended for at in own)
+            if len(own) % micro == 0 and max(early, late) <= len(own) // micro:
+                early = late = 0
+            count = len(own) - early - late
+            if not count or count % micro:
                 continue
-            each = count // micro
             for at in calls:
                 op = parse_op(names[at])
-                dump.micro[at], call = divmod(op.call, each)
-                names[at] = op.renumbered(call)
+                if 0 <= op.call - early < count:
+                    dump.micro[at], call = divmod(op.call - early, count // micro)
+                    names[at] = op.renumbered(early + call)
+                elif op.call >= early:
+                    names[at] = op.renumbered(op.call - count + count // micro)
     _rename(dump, names)
 
 
@@ -345,14 +376,14 @@ def _recomputation(run: Run) -> set[str]:
     return found
 
 
-def without_own_calls(opened: Sequence[Mapping[int, RankDump]], sequences: Sequence[bool]) -> list[str]:
+def without_own_calls(opened: Sequence[Mapping[int, RankDump]], pieces: Sequence[bool]) -> list[str]:
     """Leave out of both runs what only their way of computing needs; returns what is said of that.
 
-    With checkpointing, backward computes activations once more: neither new values nor another batch. ``sequences``:
-    the runs whose ranks have parts of sequences, and so deal with pieces of one another.
+    With checkpointing, backward computes activations once more: neither new values nor another batch. ``pieces``: the
+    runs whose ranks have parts of sequences or of weights, and may deal with pieces of one another.
     """
     said = []
-    for word, ranks, cut in zip(("target", "golden"), opened, sequences, strict=True):
+    for word, ranks, cut in zip(("target", "golden"), opened, pieces, strict=True):
         again = sum(_leave_out(dump, _recomputation(dump.run)) for dump in ranks.values())
         among_others = min(map(len, opened)) > 1
         left = {rank: _exchanges(dump.run, among_others) for rank, dump in ranks.items() if cut}
@@ -409,7 +440,8 @@ def _leave_out(dump: RankDump, names: Collection[str]) -> int:
 def _exchanges(run: Run, among_others: bool) -> set[str]:
     """What modules call themselves once they deal with one rank's piece after the other.
 
-    Such are the steps of a ring: as many as there are ranks, less those that a mask leaves out. ``among_others``: the
+    Such are the steps of a ring, or of a product whose ranks broadcast their blocks: as many as there are ranks, less
+    those that a mask leaves out. ``among_others``: the
     other run is made of ranks too, so that what each of them is sent (all-to-all) is another piece there.
     """
     begun, found = set[str](), []

@@ -16,7 +16,7 @@ import numpy as np
 
 from twinprobe._align.calls import dims
 from twinprobe._align.links import Pairs
-from twinprobe._layout import sums
+from twinprobe._layout import shared, sums
 from twinprobe._layout.pieces import (
     AXES,
     BATCH_AXES,
@@ -41,28 +41,9 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.repeated import groups_of, repeats, summed, worst_copies
-from twinprobe._layout.shared import (
-    called_late,
-    common_shapes,
-    copied_weights,
-    cut_lookups,
-    cut_modules,
-    groups_in,
-    handed_on_as_sums,
-    order_of_sequences,
-    own_parts,
-    own_positions,
-    pieces_in_lists,
-    reductions,
-    shared_gradients,
-    told_by_optimizers,
-    total_norms,
-    unlike_norms,
-    without_collectives,
-)
-from twinprobe._layout.whole import Whole
+from twinprobe._layout.whole import Whole, call_head
 from twinprobe._layout.wrong_ranks import NOTHING, numbers_of
-from twinprobe._runs.names import BACKWARD, TOTAL_NORM, is_module, parse_op
+from twinprobe._runs.names import BACKWARD, FORWARD, TOTAL_NORM, is_module, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
@@ -81,15 +62,19 @@ class Settler:
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair the rows and settle them."""
         pairs = self._match(target, golden)
-        if isinstance(target, Whole) and isinstance(golden, Whole) and groups_in(target) != groups_in(golden):
-            pairs = without_collectives(pairs, target, golden)
+        if (
+            isinstance(target, Whole)
+            and isinstance(golden, Whole)
+            and shared.groups_in(target) != shared.groups_in(golden)
+        ):
+            pairs = shared.without_collectives(pairs, target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
         goals: dict[int, Shape] = {}
         if isinstance(golden, Whole):
             back = [(mine, other) for other, mine in partners]
             if isinstance(target, Whole):
-                goals = common_shapes(target, golden, partners)
+                goals = shared.common_shapes(target, golden, partners)
                 blind = {mine: goals[other] for mine, other in back if other in goals}
                 _Side(golden, target, back, blind).settle()
             else:
@@ -116,16 +101,19 @@ class _Side:
         # The values of a side that is itself not put together yet say nothing.
         settled = goals is None or not isinstance(other, Whole) or other.settled
         self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
-        self.reduced, self.extremes = reductions(whole)
+        self.reduced, self.extremes = shared.reductions(whole)
         self.partial: set[Any] = set()
+        self.exact: tuple[bool, ...] = EXACT
         self.members: dict[int, tuple[int, ...]] = {}  # whose shards make up the block that a rank stands for
-        self.means = sums.shares_of(whole)
-        self.shares = self.means if self.optimizer else sums.gradient_shares(whole, self.partner, self.golden)
+        self.means, self.plain = sums.shares_of(whole), sums.added_up_beside(whole, other)
+        self.of_pieces: dict[str, str] = {}  # calls in modules that exchange pieces, and why they have no whole result
+        self.values = shared.gradients_of_values(whole)
+        self.shares = self.means if self.optimizer else sums.gradient_shares(whole, self.partner, self.golden, other)
         self.gradients: dict[int, Known] = {}  # of parameters, for those that stages share
         self.shared: dict[int, int] = {}  # gradients that are parts of one, with the first of each group
         if whole.layout.pp > 1 and not self.optimizer and not isinstance(other, Whole):
-            self.partner |= copied_weights(whole, self.partner)
-            self.shared = shared_gradients(whole, other, self.partner)
+            self.partner |= shared.copied_weights(whole, self.partner)
+            self.shared = shared.shared_gradients(whole, other, self.partner)
 
     def _add_shared(self) -> None:
         """Give all gradients of a weight that stages share their sum."""
@@ -163,8 +151,9 @@ class _Side:
             if ops[row] in self.vocabulary and roles[row] != PARAMETER and pieces["suffix"][row] != ".input.1":
                 self._nothing(row, "each rank looks up its own words")
                 continue
-            if row in self.of_ranks or (row in self.own_parts and f".{BACKWARD}" not in ops[row]):
-                self._nothing(row, self.of_ranks.get(row, OWN_PART))
+            why = self.of_ranks.get(row) or self.of_pieces.get(ops[row])
+            if why or (row in self.own_parts and f".{BACKWARD}" not in ops[row]):
+                self._nothing(row, why or OWN_PART)
                 continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             if self.goals is not None:
@@ -190,13 +179,13 @@ class _Side:
         whole.settled = True
 
     def _total_norms(self) -> None:
-        for row, norm in total_norms(self.whole, self.changes["norm"]).items():
+        for row, norm in shared.total_norms(self.whole, self.changes["norm"]).items():
             if norm is None:
                 self._nothing(row, "a gradient is not known")
                 continue
             for stat in STATS:
                 self.changes[stat][row] = norm
-        for row, words in unlike_norms(self.whole):
+        for row, words in shared.own_norms(self.whole):
             self.whole.findings.append(f"{self.whole.table['name'][row]}: {words}")
             self._nothing(row, "the norms of ranks differ")
 
@@ -224,15 +213,14 @@ class _Side:
             self.changes[column][row] = self.other.table[column][partner]
         self.ways["(sizes) multiplied by the number of pieces"] += not late
 
-    def _settle_row(  # noqa: PLR0911, PLR0912  each return is a value of which not enough is known
+    def _settle_row(  # noqa: PLR0911, PLR0912, PLR0915  each return is a value of which not enough is known
         self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
     ) -> None:
         if not self.whole.layout.known:
             self._nothing(row, "how the ranks are laid out is not known")
             return
         pieces = self.whole.pieces_of(row)
-        self.exact: tuple[bool, ...] = EXACT
-        self.members = {}
+        self.exact, self.members, of_row = EXACT, {}, self.values.get(row, -1)
         blocks = self._blocks(row, pieces)
         if blocks is None:
             return
@@ -247,7 +235,9 @@ class _Side:
             if blocks[0].shape != goal or not (role == PARAMETER or (copied and goal != ())):
                 self._nothing(row, "a rank's piece is missing")
                 return
-        weight = role in (PARAMETER, GRADIENT) or self.optimizer
+        weight = (
+            self.optimizer or role in (PARAMETER, GRADIENT) or (gradient and shared.cut_as_weight(self.whole, of_row))
+        )
         alike = [[same(line) for line in along(blocks, axis)] for axis in range(len(AXES))]
         copies, some = tuple(map(all, alike)), tuple(map(any, alike))
         places = tuple((block.place, block.shape) for block in blocks if block.shape is not None)
@@ -255,9 +245,9 @@ class _Side:
             self._nothing(row, "a piece has no shape")
             return
         way = fitting_way(places, goal, copies, weight, some, (self._tokens or (0, 0))[1] * self.whole.layout.cp)
-        shared = repeats(blocks, goal, weight=weight) if way is None else None
-        if shared is not None:
-            count, way = shared
+        alike_ranks = repeats(blocks, goal, weight=weight) if way is None else None
+        if alike_ranks is not None:
+            count, way = alike_ranks
             blocks = self._one_of_each(row, partner, groups_of(blocks, count), way, gradient and not self.optimizer)
         if way is None:
             self._flat(row, blocks, goal)
@@ -283,13 +273,16 @@ class _Side:
             blocks, way = self._worst(row, partner, blocks, way, odd, arithmetic)
         elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
             whole = self.golden["max"][partner] if partner is not None else None
-            readings: tuple[Any, ...] = {}, self.shares or self.means, self.means
-            arithmetic = nearest(whole, blocks, way, [Arithmetic(shares, {}) for shares in readings])
+            parts = self.means | {"tp": [1 / self.whole.layout.tp] * self.whole.layout.tp}
+            readings = [Arithmetic(one, {}) for one in (self.plain, parts, self.shares or self.means, self.means)]
+            arithmetic = nearest(whole, blocks, way, readings)
         found = put_together(blocks, way, arithmetic)
         if found is None:
             self._nothing(row, "a piece is not known")
             return
-        self._count(way)
+        for axis, dim in zip(AXES, way, strict=True):
+            self.ways[f"added up over {axis}"] += dim == SUM
+            self.ways[f"concatenated over {axis} along dimension {dim}"] += dim >= 0
         self.whole.ways[row], self.whole.arithmetic[row] = way, arithmetic
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
@@ -359,7 +352,7 @@ class _Side:
         """In which order pieces along an axis follow one another."""
         if self.whole.layout.cp == 1:
             return {}
-        return {"cp": order_of_sequences(self.whole, self.other, {} if self.optimizer else self.partner)}
+        return {"cp": shared.order_of_sequences(self.whole, self.other, {} if self.optimizer else self.partner)}
 
     def _groups(self, block: Piece, way: Any) -> int:
         """Where batch and sequence are one dimension, as many stretches as the batch has sequences."""
@@ -382,10 +375,16 @@ class _Side:
             if axis in BATCH_AXES:
                 if gradient or blocks[0].shape == ():
                     continue
-                # What one rank was given as golden has it (a buffer, a mask) is a copy, and others are wrong.
-                goal = tuple(self.golden[stat][self.partner[row]] for stat in STATS) if row in self.partner else ()
-                copied = role == INPUT and None not in goal and any(block.stats == goal for block in blocks)
+                # What one rank was given as golden has it (a mask) is a copy, and others are wrong; so is what no call
+                # has made, if golden's is the mean of it (a buffer).
+                goal = tuple(self.golden[stat][self.partner[row]] for stat in STATS) if row in self.partner else (None,)
+                copied = role == INPUT and None not in goal and (
+                    any(block.stats == goal for block in blocks)
+                    or (signature(blocks) not in self.made and bool(sums.parts_of(goal, along(blocks, at)[0])))
+                )  # fmt: skip
                 return axis if copied else "unknown"
+            if role in (INPUT, OUTPUT) and sums.parts_of_number(blocks, self.golden, self.partner.get(row)):
+                continue  # a loss of which each rank makes its part
             if not all(self._is_partial(row, line, role) for line in along(blocks, at)):
                 return axis
         return ""
@@ -406,7 +405,7 @@ class _Side:
         partial = partial and (self.reduced is None or told)
         if not partial and own not in self.taken:
             shape, around = line[0].shape, (self.outputs, self.taken)
-            copied = self.reduced is None and handed_on_as_sums(self.whole, op, shape, *around)
+            copied = self.reduced is None and shared.handed_on_as_sums(self.whole, op, shape, *around)
             partial = copied or (back and module in self.cut)
         if partial:
             self.partial.add(own)
@@ -415,19 +414,25 @@ class _Side:
     @cached_property
     def parameters(self) -> set[Any]:
         """Modules with the shapes of their parameters."""
-        rows = [row for row, role in enumerate(self.whole.table["role"].to_list()) if role == PARAMETER]
-        return {(parse_op(self.whole.pieces["op"][row]).body, self.whole.pieces_of(row)[0].shape) for row in rows}
+        return {(parse_op(self.whole.pieces["op"][row]).body, self.whole.pieces_of(row)[0].shape)
+                for row, role in enumerate(self.whole.table["role"].to_list()) if role == PARAMETER}  # fmt: skip
 
     @cached_property
     def cut(self) -> set[str]:
         """The paths of modules of which each rank has a part."""
-        return cut_modules(self.whole, self.other, self.partner)
+        return shared.cut_modules(self.whole, self.other, self.partner)
 
     @cached_property
     def taken(self) -> set[Any]:
         """What calls take as it is, by the statistics of all ranks."""
         rows = [row for row, role in enumerate(self.whole.table["role"].to_list()) if role == INPUT]
-        return {signature(line) for row in rows for line in self._lines(row)}
+        return {signature(line) for row in rows for line in along(self.whole.pieces_of(row), AXES.index("tp"))}
+
+    @cached_property
+    def made(self) -> set[Any]:
+        """What calls return, by the statistics of all ranks."""
+        return {signature(self.whole.pieces_of(row)) for row, role in enumerate(self.whole.table["role"].to_list())
+                if role == OUTPUT}  # fmt: skip
 
     @cached_property
     def outputs(self) -> dict[str, int]:
@@ -435,26 +440,25 @@ class _Side:
         rows = [*zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True)]
         return {rows[at][0]: at for at in reversed(range(len(rows))) if rows[at][1] == OUTPUT}
 
-    def _lines(self, row: int) -> list[list[Piece]]:
-        return along(self.whole.pieces_of(row), AXES.index("tp"))
-
     @cached_property
     def of_ranks(self) -> dict[int, str]:
         """Values that mean nothing beyond a rank, and why."""
         split, both = any(axis in self.shares for axis in BATCH_AXES), self.goals is not None
-        found = own_positions(self.whole, self.other, self.partner) if split else {}
-        told = both or (not self.optimizer and told_by_optimizers(self.whole, self.other))
-        return found | (called_late(self.whole) if told else {}) | (pieces_in_lists(self.whole) if both else {})
+        found = shared.own_positions(self.whole, self.other, self.partner) if split else {}
+        told = both or (not self.optimizer and shared.told_by_optimizers(self.whole, self.other))
+        if told:
+            found |= shared.called_late(self.whole) | shared.of_tied_stages(self.whole, self.shared)
+        return found | (shared.pieces_in_lists(self.whole) if both else {})
 
     @cached_property
     def own_parts(self) -> set[int]:
         """Values between a shard and the reduction that follows, of which each rank has another."""
-        return own_parts(self.whole, self.other, self.partner, self.reduced) if self.reduced else set()
+        return shared.own_parts(self.whole, self.other, self.partner, self.reduced) if self.reduced else set()
 
     @cached_property
     def vocabulary(self) -> set[str]:
         """Lookups in a table of which each rank has some words."""
-        return cut_lookups(self.whole, self.other, self.partner) if self.whole.layout.tp > 1 else set()
+        return shared.cut_lookups(self.whole, self.other, self.partner) if self.whole.layout.tp > 1 else set()
 
     def _worst(
         self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str, arithmetic: Arithmetic
@@ -536,6 +540,10 @@ class _Side:
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
             return
         self._nothing(row, f"pieces of {shapes_of(blocks)} make no {list(goal)}", shape=not missing)
+        op = self.whole.pieces["op"][row]
+        if call_head(self.whole.parents.get(op) or "") in self.whole.exchanging:
+            calls = op, op.replace(f".{FORWARD}", f".{BACKWARD}")
+            self.of_pieces |= dict.fromkeys(calls, "it is made of the piece that each rank has itself")
 
     def _guess(self, row: int, blocks: list[Piece]) -> None:
         """Nobody on the other side: statistics as of shards, the shape left open."""
@@ -574,13 +582,6 @@ class _Side:
                 self.changes[f"{stat}_kind"][row] = INT if even else FLOAT
             elif kind == BOOL:
                 self.changes[f"{stat}_text"][row] = str(bool(value))
-
-    def _count(self, way: Any) -> None:
-        for axis, dim in zip(AXES, way, strict=True):
-            if dim == SUM:
-                self.ways[f"added up over {axis}"] += 1
-            elif dim >= 0:
-                self.ways[f"concatenated over {axis} along dimension {dim}"] += 1
 
     def _write(self) -> None:
         import polars as pl

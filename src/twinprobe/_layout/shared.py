@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, isclose, prod
 from typing import Any
 
 import numpy as np
 
-from twinprobe._align.calls import dims
+from twinprobe._align.calls import bare_path, dims
 from twinprobe._align.links import NONE, Pairs, from_partners
 from twinprobe._layout.pieces import (
     AXES,
+    BATCH_AXES,
     BLOCKS,
     ZIGZAG,
     Arithmetic,
@@ -31,9 +33,10 @@ from twinprobe._layout.repeated import groups_of, shared_by
 from twinprobe._layout.sketched.blocks import CLOSE, sketch_of, sketches_of
 from twinprobe._layout.whole import Whole
 from twinprobe._layout.wrong_ranks import fitting_order, numbers_of
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op
-from twinprobe._runs.run import OPTIMIZER_FILE, Run
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, TOTAL_NORM, is_module, parse_op, updated_parameter
+from twinprobe._runs.run import OPTIMIZER_FILE, Run, open_run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe.errors import TwinProbeError
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _EXTREMES = re.compile(r"\b(MAX|MIN)$", re.IGNORECASE)
@@ -137,6 +140,26 @@ def copied_weights(whole: Whole, partners: Mapping[int, int]) -> dict[int, int]:
         if len(there) == 1:
             found |= {rows[name]: partners[there[0]] for name in names if rows[name] not in partners}
     return found
+
+
+def of_tied_stages(whole: Whole, added: Collection[int]) -> dict[int, str]:
+    """The rows of gradients of weights that optimizers of several stages hold, and why they cannot agree with golden's.
+
+    A stage that reads its copy in a function (an output layer without a module) records no gradient of it. ``added``:
+    those that were recorded on all stages.
+    """
+    held: dict[Any, set[int]] = defaultdict(set)
+    for rank, dump in whole.ranks.items() if whole.layout.pp > 1 else ():
+        with suppress(TwinProbeError):
+            table = open_run(dump.folder / OPTIMIZER_FILE).table
+            rows = table.filter(table["name"].str.ends_with(".parameters.before") & (table["max"] != table["min"]))
+            for name, *content in rows.select("name", "shape", *STATS).iter_rows():
+                held[bare_path(updated_parameter(name)), tuple(content)].add(whole.layout.place(rank).pp)
+    tied = {name for (name, _), stages in held.items() if len(stages) > 1}
+    columns = (whole.table["role"].to_list(), whole.pieces["op"].to_list(), whole.pieces["suffix"].to_list())
+    return {row: "stages share this weight: their optimizers have its gradient"
+            for row, (role, op, suffix) in enumerate(zip(*columns, strict=True))
+            if tied and role == GRADIENT and f"{parse_op(op).body}{suffix}" in tied and row not in added}  # fmt: skip
 
 
 def order_of_sequences(whole: Whole, other: Run, partners: Mapping[int, int]) -> str:
@@ -247,35 +270,39 @@ def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Ma
     """
     kinds, roles, dtypes = (whole.table[name].to_list() for name in ("kind", "role", "dtype"))
     ops, equal, goals = whole.pieces["op"].to_list(), whole.pieces["equal"].to_list(), other.table["shape"].to_list()
-    signs: dict[int, Any] = {}
+    signs: dict[int, set[Any]] = {}  # one for each line of ranks: collectives keep the number of each micro batch
     of_op: dict[str, list[int]] = defaultdict(list)
     made: dict[Any, list[str]] = defaultdict(list)
+    taken: set[Any] = set()
     for row, op in enumerate(ops):
         of_op[op].append(row)
-        if kinds[row] == TENSOR and not is_module(op) and not COLLECTIVE.match(op) and f".{FORWARD}" in op:
-            signs[row] = signature(whole.pieces_of(row))
-            if roles[row] == OUTPUT:
-                made[signs[row]].append(op)
+        if kinds[row] != TENSOR or is_module(op) or f".{FORWARD}" not in op:
+            continue
+        lines = {signature(line) for line in along(whole.pieces_of(row), AXES.index("tp"))}
+        if not COLLECTIVE.match(op):
+            signs[row] = lines
+            for line in lines if roles[row] == OUTPUT else ():
+                made[line].append(op)
+        elif roles[row] == INPUT and lines <= reduced.keys():
+            taken |= lines
 
     def whole_numbers(row: int) -> bool:
         return "int" in (dtypes[row] or "") or "bool" in (dtypes[row] or "")
 
-    def reduces(row: int) -> bool:
-        return all(signature(line) in reduced for line in along(whole.pieces_of(row), AXES.index("tp")))
+    def is_cut(row: int) -> bool:  # over these ranks, that is: others may share the batch
+        if row not in partners:
+            return False
+        lines = along(whole.pieces_of(row), AXES.index("tp"))
+        return prod(dims(goals[partners[row]]) or ()) != sum(prod(line[0].shape or ()) for line in lines)
 
-    def is_cut(row: int) -> bool:
-        return row in partners and dims(goals[partners[row]]) != whole.pieces_of(row)[0].shape
-
-    taken = {signature(whole.pieces_of(row)) for row, op in enumerate(ops)
-             if COLLECTIVE.match(op) and roles[row] == INPUT and kinds[row] == TENSOR and reduces(row)}  # fmt: skip
     open_ends = list(taken)
     before: set[str] = set()
     while open_ends:
         for op in made.get(open_ends.pop(), ()):
             rows = [row for row in of_op[op] if roles[row] == INPUT and row in signs] if op not in before else []
             before.add(op)
-            open_ends += [signs[row] for row in rows
-                          if not is_cut(row) and (whole_numbers(row) or not equal[row])]  # fmt: skip
+            open_ends += [line for row in rows if not is_cut(row) and (whole_numbers(row) or not equal[row])
+                          for line in signs[row]]  # fmt: skip
     found: set[int] = set()
     own: set[Any] = set()
     for op in dict.fromkeys(ops):
@@ -283,12 +310,12 @@ def own_parts(whole: Whole, other: Run, partners: Mapping[int, int], reduced: Ma
             continue
         inputs = [row for row in of_op[op] if roles[row] == INPUT]
         numbers = any(kinds[row] == VALUE and not equal[row] for row in inputs)
-        if not numbers and not any(row in signs and (is_cut(row) or signs[row] in own) for row in inputs):
+        if not numbers and not any(row in signs and (is_cut(row) or signs[row] <= own) for row in inputs):
             continue
         outputs = [row for row in of_op[op] if roles[row] == OUTPUT and row in signs and not is_cut(row)]
-        own |= {signs[row] for row in outputs}
-        found |= {row for row in inputs if row in signs and signs[row] in own}
-        found |= {row for row in outputs if signs[row] not in taken}
+        own = own.union(*(signs[row] for row in outputs))
+        found |= {row for row in inputs if row in signs and signs[row] <= own}
+        found |= {row for row in outputs if not signs[row] <= taken}
         found |= set(of_op.get(op.replace(f".{FORWARD}", f".{BACKWARD}"), ()))
     return found
 
@@ -394,7 +421,7 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
     roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
     found: dict[int, Shape] = {}
     heads, optimizer = [_shared_heads(whole) for whole in (target, golden)], target.path.name.startswith("optimizer")
-    of_gradient = _gradients_of(target)
+    of_gradient = gradients_of_values(target)
     for rows in sorted(partners, key=lambda rows: rows[0] in of_gradient):
         if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
             continue
@@ -425,7 +452,13 @@ def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, in
     return found
 
 
-def _gradients_of(whole: Whole) -> dict[int, int]:
+def cut_as_weight(whole: Whole, row: int) -> bool:
+    """Whether ranks cut a value, but not with the batch, as functions take parameters; so do its gradients."""
+    way = whole.ways.get(row, ())
+    return any(dim >= 0 for dim in way) and all(way[AXES.index(axis)] < 0 for axis in BATCH_AXES)
+
+
+def gradients_of_values(whole: Whole) -> dict[int, int]:
     """The rows of gradients, with the rows of the values that they are the gradients of."""
     columns = [whole.pieces[name].to_list() for name in ("op", "suffix")]
     columns += [whole.table[name].to_list() for name in ("role", "kind", "dtype")]
@@ -482,7 +515,7 @@ def _without_direction(name: str) -> str:
 
 # The norms that all gradients of a step have together: of which each rank knows its own, or by which it clips.
 
-OWN_NORMS = "clip by the norms of their own gradients"
+OWN_NORMS = "clip by norms of their own"
 _SAME_NORM = 1e-3  # relative: copies of gradients have norms that differ by rounding
 
 
@@ -507,40 +540,20 @@ def total_norms(whole: Whole, norms: Mapping[int, float | None]) -> dict[int, fl
     return {row: None if lacking or step in unknown else totals[step] ** 0.5 for step, row in rows.items()}
 
 
-def unlike_norms(whole: Whole) -> list[tuple[int, str]]:
-    """The norms by which ranks of a model parallel layout clip, where they differ, in words.
+def own_norms(whole: Whole) -> list[tuple[int, str]]:
+    """The norms by which ranks clip, where they differ, in words.
 
-    Each took the gradients that it holds for all there are. Of data parallel ranks, ``own_norms`` tells.
+    All ranks need that of the reduced gradients of all shards; each took what it held for all there are.
     """
-    if whole.layout.dp == len(whole.ranks):
-        return []
-    ops, suffixes = (whole.pieces[name].to_list() for name in ("op", "suffix"))
-    rows = [row for row, op in enumerate(ops) if op.startswith(TOTAL_NORM) and suffixes[row] == ".input.0"]
     found = []
-    for row in rows:
-        pieces = whole.pieces_of(row)
-        if pieces and not same(pieces) and not any(whole.placements_of(row)):
-            norms = ", ".join(f"{piece.stats[3] or 0:.4g}" for piece in pieces[:8])
-            found.append((row, f"ranks {numbers_of([piece.rank for piece in pieces])} {OWN_NORMS} ({norms})"))
-    return found
-
-
-def own_norms(whole: Whole) -> list[str]:
-    """Whether data parallel ranks clip by different norms, in words.
-
-    They all need that of the reduced gradients. One of their own comes of clipping before the reduction, or of a shard.
-    """
-    layout = whole.layout
-    if layout.dp < len(whole.ranks):
-        return []
     for row, name in enumerate(whole.table["name"].to_list()):
-        if name.startswith(TOTAL_NORM) and name.endswith(".input.0"):
+        if name.startswith(TOTAL_NORM) and name.endswith(".input.0") and not any(whole.placements_of(row)):
             pieces = whole.pieces_of(row)
-            found = [piece.stats[0] for piece in pieces if piece.stats[0] is not None]
-            if len(found) == len(pieces) > 1 and max(found) - min(found) > _SAME_NORM * max(found):
-                shown = ", ".join(f"{norm:.4g}" for norm in found)
-                return [
-                    f"ranks {numbers_of([piece.rank for piece in pieces])} clip by norms of their own ({shown}): of "
-                    "gradients that were not reduced yet, or of a shard"
-                ]
-    return []
+            norms = [piece.stats[0] for piece in pieces if piece.stats[0] is not None]
+            if len(norms) == len(pieces) and max(norms) - min(norms) > _SAME_NORM * max(norms):
+                shown = ", ".join(f"{norm:.4g}" for norm in norms[:8])
+                ranks = numbers_of([piece.rank for piece in pieces])
+                found.append(
+                    (row, f"ranks {ranks} {OWN_NORMS} ({shown}): of gradients that were not reduced yet, or of a shard")
+                )
+    return found

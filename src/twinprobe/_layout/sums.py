@@ -43,14 +43,25 @@ def shares_of(whole: Whole) -> dict[str, list[float]]:
 
 
 def gradient_shares(
-    whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]
+    whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]], other: Run
 ) -> dict[str, list[float]]:
     """The shares by which the gradients of a step count: those of the words, none if they carry them already."""
     shares = shares_of(whole)
-    if shares and divided_before(whole, partners, golden):
+    if shares and divided_before(whole, partners, golden, batches_of(other)):
         whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
-        return {}
+        return added_up_beside(whole, other)
     return {"dp": [1 / whole.layout.dp] * whole.layout.dp} if equal_shares(whole, partners, golden) else shares
+
+
+def batches_of(other: Run) -> int:
+    """Of how many micro batches of one process a mean was taken, though it may add them up."""
+    return other.micro if isinstance(other, Whole) and other.layout.rank_size == 1 else 1
+
+
+def added_up_beside(whole: Whole, other: Run) -> dict[str, list[float]]:
+    """The shares of parts that add up, beside a mean over the other run's micro batches."""
+    axis, size, count = "micro" if whole.micro > 1 else "dp", max(whole.micro, 1), batches_of(other)
+    return {axis: [1 / count] * (size if size > 1 else whole.layout.dp)} if count > 1 else {}
 
 
 def equal_shares(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
@@ -70,12 +81,14 @@ def equal_shares(whole: Whole, partners: Mapping[int, int], golden: Mapping[str,
     return False
 
 
-def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]]) -> bool:
+def divided_before(
+    whole: Whole, partners: Mapping[int, int], golden: Mapping[str, Sequence[float | None]], batches: int = 1
+) -> bool:
     """Whether the loss was divided before backward began, so that gradients carry their shares already.
 
     The gradient of the loss tells, or the loss: where each rank divides its sum by the words of all ranks, golden's is
     their sum. At L0, where none is recorded, the first gradient that a module is given does: the norm of all its parts
-    is golden's, not as many times larger as there are parts.
+    is golden's, not as many times larger as there are parts. ``batches``: of golden's, that its values are means of.
     """
     roles, shapes, ops = whole.table["role"].to_list(), whole.table["shape"].to_list(), whole.pieces["op"].to_list()
     given = [row for row in range(whole.table.height)
@@ -86,6 +99,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
         values = [piece.stats[0] for piece in whole.pieces_of(scalars[0]) if not any(piece.place[4:])]
         if goal is None or None in values:
             return False
+        goal *= batches
         total = sum(value for value in values if value is not None)
         if len(values) < 2 or (abs(total - goal) <= 1e-6 * abs(goal) and values[0] != goal):
             return len(values) > 1
@@ -93,7 +107,7 @@ def divided_before(whole: Whole, partners: Mapping[int, int], golden: Mapping[st
         row = next((row for row, of in enumerate(zip(ops, roles, strict=True)) if of == made and row in partners), -1)
         losses = [piece.stats[0] for piece in whole.pieces_of(row) if not any(piece.place[4:])] if row >= 0 else [None]
         goal = golden["max"][partners[row]] if row >= 0 else None
-        return bool(goal and None not in losses and abs(sum(map(float, losses)) / goal - 1) < _PLAIN)  # type: ignore[arg-type]
+        return bool(goal and None not in losses and abs(sum(map(float, losses)) / goal / batches - 1) < _PLAIN)  # type: ignore[arg-type]
     if not given or whole.layout.tp > 1:
         return False
     pieces, goal = whole.pieces_of(given[0]), golden["norm"][partners[given[0]]]
@@ -116,11 +130,11 @@ def odd_copies(
     groups: Sequence[Sequence[Piece]],
     goal: Sequence[float | None] | None,
     members: Mapping[int, Sequence[int]],
-    parts_of: Callable[[Sequence[Piece]], str],
+    parts_in: Callable[[Sequence[Piece]], str],
 ) -> tuple[str, Piece]:
     """Which copies differ, in words: from the other side's value, or from most others; and the first group's worst.
 
-    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy. ``parts_of``
+    Each group has copies of another part of the value. ``members``: the ranks whose shards make up a copy. ``parts_in``
     asks sketches whether the other side's value is the sum or the mean of copies.
     """
     group = groups[0]
@@ -134,7 +148,7 @@ def odd_copies(
     best, odd = min(group, key=distance), max(group, key=distance)
     scale = max((abs(one) for one in goal if one is not None), default=0.0) if goal is not None else 0.0
     if goal is not None and distance(best) > 1e-5 * scale:
-        ranks, parts = numbers_of([piece.rank for piece in group]), _parts_of(goal, group) or parts_of(group)
+        ranks, parts = numbers_of([piece.rank for piece in group]), parts_of(goal, group) or parts_in(group)
         if parts:
             adds = "adds them up" if parts == "sum" else "averages them"
             return f"golden's is the {parts} of what ranks {ranks} hold, {NOTHING} {adds}", odd
@@ -158,7 +172,7 @@ def other_parts(whole: Whole, group: Sequence[Piece], said: str) -> str:
     return f"rank {numbers_of(wrong)} adds another value to the sum" if len(wrong) < len(group) else said
 
 
-def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
+def parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
     """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
     high, low, mean, _ = goal
     means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
@@ -171,10 +185,19 @@ def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
     return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
 
 
+def parts_of_number(pieces: Sequence[Piece], golden: Mapping[str, Sequence[float | None]], partner: int | None) -> bool:
+    """Whether the other side's single number is the sum or the mean of the ranks', of which none is it."""
+    goal, own = golden["max"][partner] if partner is not None else None, [piece.stats[0] for piece in pieces]
+    if goal is None or None in own or any(piece.shape != () for piece in pieces):
+        return False
+    total, nearest = sum(map(float, own)), min(abs(float(one) - goal) for one in own)  # type: ignore[arg-type]
+    return min(abs(total - goal), abs(total / len(own) - goal)) <= NEARER * nearest
+
+
 def sum_and_bias(whole: Whole, row: int, goal: Sequence[float | None], group: Sequence[Piece]) -> str:
     """Whether a value is the sum of what the ranks hold, to which each of them has added the bias of its module."""
     bias = bias_of(whole, whole.pieces["op"][row])
-    return "" if bias is None else _parts_of(goal, [
+    return "" if bias is None else parts_of(goal, [
         piece._replace(stats=(*piece.stats[:2], (piece.stats[2] or nan) - bias * (1 - 1 / len(group)), piece.stats[3]))
         for piece in group
     ]).replace("mean", "")  # fmt: skip

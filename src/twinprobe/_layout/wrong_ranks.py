@@ -177,6 +177,8 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
 
     None if it is dealt to the ranks in another order: several of them differ, and all have the same numbers together.
     """
+    if not whole.is_cut(row):  # whole numbers may count from where a rank's own part begins
+        return _other_copies(whole, row, other, partner) if "float" in (other.table["dtype"][partner] or "") else []
     sets, close = block_sets(whole, row, other, partner)
     pieces = whole.pieces_of(row)
     wrong = {at for one in sets if one.gap > close and len(one.own) == 1 for at in one.own}
@@ -188,6 +190,17 @@ def other_data(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
     if wrong == {at for one in sets if len(one.own) == 1 for at in one.own} != set().union(*(one.own for one in sets)):
         return []  # of the others nothing is known
     return sorted({pieces[at].rank for at in with_copies(whole, row, wrong)})
+
+
+def _other_copies(whole: Whole, row: int, other: Run, partner: int) -> list[int]:
+    """The ranks whose copies of a value have golden's numbers in other blocks, where those of others agree."""
+    goal, own = sketch_of(other, other.table["name"][partner]), sketches_of(whole, row)
+    if goal is None or any(one is None or one["count"] != goal["count"] for one in own):
+        return []
+    norm, close = float(np.linalg.norm(goal["block_norm"])), max(CLOSE, epsilon(other.table["dtype"][partner]))
+    gaps = [float(np.linalg.norm(one["block_norm"] - goal["block_norm"])) for one in own]
+    wrong = {at for at, gap in enumerate(gaps) if gap > close * norm and min(gaps) <= NEARER * gap}
+    return sorted({whole.pieces_of(row)[at].rank for at in wrong})
 
 
 def same_together(whole: Whole, row: int, other: Run, partner: int) -> bool:

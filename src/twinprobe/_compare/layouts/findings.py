@@ -21,7 +21,7 @@ from twinprobe._judge.deviation import DIFFERS, bools
 from twinprobe._judge.search import ARGUMENT, BETWEEN, MISSING, PARAMETER_DIFFERS
 from twinprobe._judge.summary import Divergence
 from twinprobe._layout.settle import SETTING
-from twinprobe._layout.shared import OWN_NORMS, own_norms
+from twinprobe._layout.shared import OWN_NORMS
 from twinprobe._layout.sketched.earlier import ON_RANKS, cut_through, earlier_value
 from twinprobe._layout.sums import bias_too_often
 from twinprobe._layout.whole import Whole, call_head
@@ -47,8 +47,6 @@ def with_findings(comparison: Comparison, notes: list[str], lost: list[str], upd
     updated = comparison.target.path.name == OPTIMIZER_FILE and comparison.summary.first is not None
     factor = unlike_multiples(comparison) if updated else []
     factor = factor or (one_multiple(comparison) if comparison.target.path.name == OPTIMIZER_FILE else [])
-    if factor == [] and isinstance(comparison.target, Whole):
-        factor = own_norms(comparison.target)
     first = not_updated(comparison, findings) or before_the_gradients(comparison) or not_shared(comparison, findings)
     runs = comparison.target, comparison.golden
     first = first or earlier_value(comparison.summary.first, *runs, comparison.evidence.pairs)

@@ -143,14 +143,17 @@ def with_effect(comparison: Comparison, update: Divergence) -> Divergence | None
 def not_given(whole: Whole, dumps: Mapping[int, Path]) -> list[str]:
     """The parameters of which some ranks' backward passes made gradients that their optimizers were not given, while
     another rank of the same part of the model updates all of them: else each updates its share (ZeRO)."""
-    updated: dict[str, set[int]] = {}
-    for op, suffix, ranks in whole.pieces.select("op", "suffix", "rank").iter_rows():
+    updated, found = dict[str, set[int]](), list[str]()
+    for row, (op, suffix, ranks) in enumerate(whole.pieces.select("op", "suffix", "rank").iter_rows()):
         if suffix == _GIVEN and not op.startswith(TOTAL_NORM):
-            updated[op] = set(ranks)
+            updated[op], placed = set(ranks), whole.placements_of(row)[0]
+            absent = sorted(set(placed.mesh) - updated[op]) if placed is not None else []
+            found += (
+                [f"{op}{_GIVEN}: rank {numbers_of(absent)} {NO_UPDATE}"] if absent and dumps.keys() >= {*absent} else []
+            )
     parts: dict[Any, set[int]] = defaultdict(set)
-    for rank in whole.ranks:
+    for rank in sorted(whole.ranks.keys() | dumps.keys()):  # one that makes no step has no table
         parts[whole.layout.place(rank).pp, whole.layout.place(rank).ep].add(rank)
-    found = []
     for ranks in parts.values():
         held = [op for op, own in updated.items() if own & ranks]
         if any(all(rank in updated[op] for op in held) for rank in ranks):
@@ -365,10 +368,11 @@ def _one_factor(every: NDArray[np.float64], sizes: Mapping[str, int], precision:
     told = f", as many as {' or '.join(why)}" if why else ""
     if few := len(factors) < _MOST_GRADIENTS * len(every):
         told += ", the others agree" if len(factors) == differ.sum() else ""
-    count = f"{len(factors):,} of {len(every):,}" if few else f"all {len(every):,}"
+    count = len(factors) if few else int(np.sum(np.abs(every / usual - 1) < close))
+    counted = f"all {count:,}" if count == len(every) else f"{count:,} of {len(every):,}"
     digits = 4 if precision < _SAME_FACTOR else 2
     # Where not all differ, only a number of ranks is no chance.
-    said = f"the gradients of {count} parameters are {usual:.{digits}g} times golden's{told}"
+    said = f"the gradients of {counted} parameters are {usual:.{digits}g} times golden's{told}"
     return [said] if why or not few else []
 
 

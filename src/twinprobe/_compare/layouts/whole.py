@@ -254,7 +254,7 @@ def open_wholes(
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
     layouts, hows, wrong = _layouts(texts, sides)
-    left_out = without_own_calls(opened, [layout.cp > 1 for layout in layouts])
+    left_out = without_own_calls(opened, [layout.cp * layout.tp > 1 for layout in layouts])
     single = [next(iter(ranks.values())).run if side.world == 1 else None
               for ranks, side in zip(opened, sides, strict=True)]  # fmt: skip
     known = zip(("target", "golden"), sides, layouts, hows, strict=True)
