@@ -305,7 +305,7 @@ def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:
         return flow
     place = places_in_lists(flow, pairs)[rows]
     tensor = bools(pairs["t_kind"].gather(rows) == TENSOR)
-    shared = (place == NONE) & (flow.role[rows] == INPUT) & tensor
+    shared = (place == NONE) & (flow.role[rows] == INPUT) & tensor & (flow.elements[0][rows] > 1)  # no number
     apart = (place != NONE) & ~np.isin(flow.of_row[rows], flow.of_row[rows[shared]])
     rows, place = rows[apart], place[apart]
     keys, number = np.unique(np.stack([flow.of_row[rows], place]), axis=1, return_inverse=True)
