@@ -224,8 +224,8 @@ class Program:
             self._choose(module, training)
 
     def _choose(self, root: Any, training: bool) -> None:
-        from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
-        from twinprobe._record.torch.optimizer import Cycle, UpdateHooks
+        from twinprobe._record.torch.hooks import UpdateHooks, keep_hooks_out_of_copies
+        from twinprobe._record.torch.optimizer import Cycle
         from twinprobe._record.torch.values import rounding_settings
 
         self._remove_hooks()

@@ -16,8 +16,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from twinprobe._record.config import load_config
 from twinprobe._record.engine import refuse_earlier_dump
 from twinprobe._record.entries import logger
-from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
-from twinprobe._record.torch.optimizer import Cycle, UpdateHooks
+from twinprobe._record.torch.hooks import UpdateHooks, keep_hooks_out_of_copies
+from twinprobe._record.torch.optimizer import Cycle
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe.errors import BadInput
 

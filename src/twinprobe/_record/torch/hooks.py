@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from twinprobe._record.calls import ModuleCall, ModuleInfo, ModuleWatch, outside_compiled
@@ -126,6 +127,43 @@ def in_compiled_code(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+_CALLS_HOOKS = torch.optim.Optimizer.profile_hook_step(torch.optim.Optimizer.step).__code__
+
+
+class UpdateHooks:
+    """Hooks before and after each step of every optimizer.
+
+    Some versions of PyTorch, 2.2 among them, no longer call any hooks of their optimizers once something was compiled:
+    there the optimizers call them again for as long as ours stay.
+    """
+
+    def __init__(self, before: Callable[..., Any], after: Callable[..., Any] | None = None) -> None:
+        self._handles = [register_optimizer_step_pre_hook(before)]
+        if after is not None:
+            self._handles.append(register_optimizer_step_post_hook(after))
+        self._muted: list[tuple[Any, Any]] = []
+        for kind in vars(torch.optim).values():
+            step = vars(kind).get("step") if isinstance(kind, type) else None
+            if getattr(step, "hooked", False) and _CALLS_HOOKS not in _layers(step):
+                self._muted.append((kind, step))
+                kind.step = torch.optim.Optimizer.profile_hook_step(step)
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        for kind, step in self._muted:
+            kind.step = step
+        self._muted.clear()
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """The code of a function and of those that it wraps."""
+    while function is not None:
+        yield getattr(function, "__code__", None)
+        function = getattr(function, "__wrapped__", None)
 
 
 # Modules whose fast path PyTorch itself switches off when anything watches them: warned of, and marked in the dump.

@@ -6,11 +6,10 @@ after it. Nothing is changed: all of it is read, by hooks that torch offers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twinprobe._record.entries import Entry
 from twinprobe._record.recorder import OptimizerCycle
@@ -18,41 +17,6 @@ from twinprobe._record.torch.placements import FLAT, stretches_of
 from twinprobe._runs.names import TOTAL_NORM
 
 _PLAIN = (bool, int, float, str, type(None))
-_CALLS_HOOKS = torch.optim.Optimizer.profile_hook_step(torch.optim.Optimizer.step).__code__
-
-
-class UpdateHooks:
-    """Hooks before and after each step of every optimizer.
-
-    Some versions of PyTorch, 2.2 among them, no longer call any hooks of their optimizers once something was compiled:
-    there the optimizers call them again for as long as ours stay.
-    """
-
-    def __init__(self, before: Callable[..., Any], after: Callable[..., Any] | None = None) -> None:
-        self._handles = [register_optimizer_step_pre_hook(before)]
-        if after is not None:
-            self._handles.append(register_optimizer_step_post_hook(after))
-        self._muted: list[tuple[Any, Any]] = []
-        for kind in vars(torch.optim).values():
-            step = vars(kind).get("step") if isinstance(kind, type) else None
-            if getattr(step, "hooked", False) and _CALLS_HOOKS not in _layers(step):
-                self._muted.append((kind, step))
-                kind.step = torch.optim.Optimizer.profile_hook_step(step)
-
-    def remove(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        for kind, step in self._muted:
-            kind.step = step
-        self._muted.clear()
-
-
-def _layers(function: Any) -> Iterator[Any]:
-    """The code of a function and of those that it wraps."""
-    while function is not None:
-        yield getattr(function, "__code__", None)
-        function = getattr(function, "__wrapped__", None)
 
 
 class Cycle(OptimizerCycle):

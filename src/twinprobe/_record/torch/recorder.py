@@ -23,9 +23,9 @@ from twinprobe._record.recorder import GradientWatch, Group, ParameterGradients,
 from twinprobe._record.torch.autograd import FUNCTION, REGISTER, Edge, Graph, sequence_number, without_handle
 from twinprobe._record.torch.collectives import Collectives, ReducedGradients
 from twinprobe._record.torch.function_mode import ApiMode
-from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
+from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, UpdateHooks, has_fast_path, watched_modules
 from twinprobe._record.torch.host import host_digest, host_tensor
-from twinprobe._record.torch.optimizer import UpdateHooks, Updates
+from twinprobe._record.torch.optimizer import Updates
 from twinprobe._record.torch.placements import FLAT, PipelineStages, Placements, flattened
 from twinprobe._record.torch.tensors import TensorRegistry, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, process_rank, rounding_settings

@@ -16,12 +16,13 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.recorder import held_by
 from twinprobe._record.torch.hooks import (
     CompiledBoundary,
+    UpdateHooks,
     has_fast_path,
     is_compiling,
     keep_hooks_out_of_copies,
     watched_modules,
 )
-from twinprobe._record.torch.optimizer import Cycle, UpdateHooks, settings_in
+from twinprobe._record.torch.optimizer import Cycle, settings_in
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import process_rank, rounding_settings
 from twinprobe._record.watch import Read, Watcher
