@@ -435,6 +435,48 @@ class CastNorm(nn.Module):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * self.weight.float()).to(x.dtype)
 
 
+class Shares(nn.Module):
+    """Where both choices are one expert, the shares are equal, whatever the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.activation = nn.Parameter(torch.randn(4, 16) / 50), nn.Softplus()
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        shares = self.activation(functional.linear(x, self.weight)).gather(1, chosen)
+        return 1.5 * shares / (shares.sum(-1, keepdim=True) + 1e-20)
+
+
+class ExpertsByTable(nn.Module):
+    """Experts as a hash chooses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shares = nn.Linear(16, 16), Shares()
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.norm, self.out = nn.LayerNorm(16), nn.Linear(16, 50)
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        shares, given = self.shares(x, chosen), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            given.index_add_(0, token, expert(x[token]) * shares[token, place, None])
+        return self.out(self.norm(x + given))
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_shares_that_are_always_equal_have_no_gradient_but_rounding(tmp_path: Path, level: str) -> None:
+    for dtype, folder in ((torch.bfloat16, "target"), (torch.float32, "golden")):
+        torch.manual_seed(0)
+        model, x, words = ExpertsByTable().to(dtype), torch.randn(24, 16).to(dtype), torch.randint(0, 50, (24,))
+        with twinprobe.record(model, tmp_path / folder, level=level):
+            functional.cross_entropy(model(x, torch.zeros(24, 2, dtype=torch.int64)).float(), words).backward()
+    compared = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert compared.agrees
+    assert "differs more than noise explains" not in compared.summary
+
+
 def test_a_fault_is_followed_through_a_cast(tmp_path: Path) -> None:
     dumps = []
     for side in ("t", "g"):

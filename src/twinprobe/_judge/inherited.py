@@ -398,10 +398,12 @@ def zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values) -> tuple[Boo
 
 
 def beside(flow: Flow, values: Values, grain: Floats) -> Floats:
-    """What gradients may have lost that come out of code nobody recorded: beside those that come with them.
+    """What gradients may have lost that come out of code nobody recorded: beside those that come with them, and beside
+    what came back to the module around.
 
-    An attention that pays the same attention to all has no gradient for its queries and keys but the rounding of the
-    one for its values. The least that any row says of a value holds for all of them.
+    Shares of experts that are divided by their sum have no gradient but rounding where they are alike; an attention
+    that pays the same attention to all has none for its queries and keys but the rounding of the one for its values.
+    The least that any row says of a value holds for all of them.
     """
     backward = flow.each_call(lambda op: op.direction == BACKWARD)
     entering = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & flow.spread(backward))
@@ -410,6 +412,8 @@ def beside(flow: Flow, values: Values, grain: Floats) -> Floats:
         around = flow.parent[flow.of_row[entering]] + 1
         largest = np.zeros(len(flow.ops) + 1)
         np.maximum.at(largest, around, np.nan_to_num(values.norm[entering]))
+        given = np.flatnonzero((flow.role == INPUT) & flow.spread(backward))
+        np.maximum.at(largest, flow.of_row[given] + 1, np.nan_to_num(values.norm[given]))
         _, value = np.unique(flow.mark[entering], return_inverse=True)
         most = np.zeros(int(value.max()) + 1)
         np.maximum.at(most, value, np.where(around > 0, largest[around], 0.0))
