@@ -271,7 +271,11 @@ def _unexplained(
     least = np.fmin(np.nan_to_num(noise.error), 1.0)  # infinite where golden is zero
     operand = np.ones(len(flow.ops))
     np.minimum.at(operand, flow.of_row[inputs & facts.tensor], least[inputs & facts.tensor])
-    commutes = np.isin(family, (Family.SUM, Family.MULTIPLY)) & ~backward & (given <= _TRANSPOSED * operand)
+    # Results are no nearer than their type rounds: in 16 bits that is not much nearer than the operands.
+    rounding = np.zeros(len(flow.ops))
+    np.maximum.at(rounding, flow.of_row[made], noise.grain[made])
+    near = np.fmax(_TRANSPOSED * operand, np.fmin(rounding, 10 * _TRANSPOSED * operand))
+    commutes = np.isin(family, (Family.SUM, Family.MULTIPLY)) & ~backward & (given <= near)
     given[backward | (family != Family.PRODUCT)] = np.inf
     entering &= ((given[call] > _TRANSPOSED * least) | (flow.elements[0] == flow.length)) & ~commutes[call]
     gradients = off & (flow.role == GRADIENT)

@@ -79,6 +79,7 @@ def _describe(bits: int) -> tuple[str, str, str]:
 
 _OF_ROLE = {PARAMETER: "parameter", GRADIENT: "gradient", POINT: "point", INPUT: "input"}  # a row that differs
 _OTHER_LAYOUT = ("qkv", "gate_up")
+_REORDERED = 0.1  # by sketches: values in another order are off by about their own size
 
 
 @dataclass
@@ -312,7 +313,9 @@ def _weigh(
         # Calls that are equal in meaning may hold the same values in another order: a transposed operand, say.
         inside = pairs["group"].is_not_null().to_numpy() & rows.tensor
         by_statistics = of_statistics(pairs, evidence.differences, None).error
-        error = np.where(inside, np.fmin(error, by_statistics), error)
+        # In their order they are hardly off, and what reads them is as far off by its sketch as they are.
+        reordered = inside & (estimated | (error > _REORDERED))
+        error = np.where(reordered, np.fmin(error, by_statistics), error)
         estimated = estimated | (inside & renamed)
     noise = expected_errors(
         pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
