@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import twinprobe
 import twinprobe.torch
@@ -378,3 +379,36 @@ def test_beside_enlarged_rounding_a_fault_is_named(
     result = twinprobe.compare(once(tmp_path / "t", kind, spoil, perturb=1), once(tmp_path / "g", kind))
     assert result.first is not None
     assert named in result.first.sentence
+
+
+class _Biased(nn.Module):
+    """Biases that began as zero, some before a norm and one of keys: nothing but rounding moves these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in "qkv")
+        self.before, self.norm, self.out = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 8)
+        for layer in (self.q, self.k, self.v, self.before, self.out):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        x = x + torch.softmax(q @ k.transpose(-1, -2) / 6, -1) @ v
+        x = self.before(x)
+        return self.out(self.norm(x - x.mean(1, keepdim=True)))
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_rounding_moves_some_biases_as_far_as_a_step_goes(tmp_path: Path, lists: bool) -> None:
+    for name, dtype in (("target", torch.bfloat16), ("golden", torch.float32)):
+        torch.manual_seed(0)
+        model = nn.Sequential(_Biased(), nn.Linear(8, 32), _Biased()).to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=lists)
+        x, y = torch.randn(4, 6, 32).to(dtype), torch.randint(0, 8, (24,))
+        with twinprobe.record(model, tmp_path / name, level="mix") as recording:
+            for _ in range(3):
+                functional.cross_entropy(model(x).float().flatten(0, 1), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                recording.step()
+    assert twinprobe.compare(tmp_path / "target", tmp_path / "golden").first is None

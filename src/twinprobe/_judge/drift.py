@@ -112,7 +112,7 @@ def shown_by_means(pairs: pl.DataFrame, values: Values) -> Floats:
 def carried_state(flow: Flow, far: Bools) -> Bools:
     """What an optimiser's state holds of the noise of the steps before. Any of it may be noise, but not most of it."""
     carried = np.zeros(len(flow.role), dtype=bool)
-    state = flow.first_inputs(flow.updates & flow.in_place)
+    state = flow.written_to[flow.updates[flow.of_row[flow.written_to]]]
     state = state[flow.source[state] == NONE]  # what no call of this step has made
     names = np.array([flow.ops[call].body for call in flow.of_row[state].tolist()])
     for name in np.unique(names):

@@ -6,7 +6,7 @@ earlier output, on both sides, is that output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -118,6 +118,10 @@ class Flow:
     """Outputs of calls that only move values, in a run whose other one records none of these: they begin nothing."""
     unread: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Inputs that their calls do not read, whatever they hold."""
+    element: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Which element of a list each row is, of calls that take lists (``_foreach_add_``); NONE elsewhere."""
+    written_to: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The inputs that calls in place write to."""
     whole: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Where elements of lists have calls of their own (``elements_apart``): the call that each is a part of."""
 
@@ -206,8 +210,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     for call, members in whole_group.items():
         start[call] = min(int(start[member]) for member in members)
     sizes = _sizes(pairs["t_shape"])
-    alike = pairs["t_shape"].equals(pairs["g_shape"])
-    elements = sizes[0], sizes[0] if alike else _sizes(pairs["g_shape"])[0]
+    elements = sizes[0], sizes[0] if pairs["t_shape"].equals(pairs["g_shape"]) else _sizes(pairs["g_shape"])[0]
     marks = [_marks(pairs, side, count) for side, count in zip("tg", elements, strict=True)]
     tensor = bools((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR))
     made = tensor & ((role == OUTPUT) | (role == GRADIENT))
@@ -221,6 +224,8 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     begins_or_ends = np.where(passed, of_row, begins)
     target_source = _latest(marks[0], made, taken | passed, of_row, begins_or_ends)
     golden_source = _latest(marks[1], made | alone, taken | passed, of_row, begins_or_ends)
+    element = _elements_of_lists(pairs, of_row, each_call)
+    _from_their_own(((source, both), (target_source, marks[0]), (golden_source, marks[1])), element, of_row, role)
     # What only the golden run makes has no place among the target's calls: in its own run it must have come before.
     golden_op = pairs["g_op"].fill_null(NONE).to_numpy()
     behind = (golden_source != NONE) & alone[golden_source] & (golden_op[golden_source] > golden_op)
@@ -228,10 +233,11 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     written = each_call(lambda op: op.text.startswith(OPTIMIZER))  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
-    around = list(map(run.parents.get, run.ops))
-    updates = np.array([outer == IN_OPTIMIZER for outer in around], dtype=bool) | written
+    updates, clips = (
+        np.array([run.parents.get(op) == outer for op in run.ops], dtype=bool) for outer in (IN_OPTIMIZER, "clip_grad")
+    )
+    updates |= written
     in_place = each_call(_writes) | written
-    clips = np.array([outer == "clip_grad" for outer in around], dtype=bool)
     written_to = _written_to(pairs, of_row, taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     backward = each_call(lambda op: op.direction == BACKWARD)
     _mark_updates(pairs, backward, (of_row, written_to, both, source), taken, parameter, updates)
@@ -246,7 +252,6 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     source = np.where(scaled, _before_the_scale(pairs, tensor & (role == GRADIENT), scaled, of_row, elements), source)
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops, np.flatnonzero(each_call(lambda op: op.direction in (BACKWARD, GRADIENTS))).tolist())
-    in_groups = set().union(*whole_group.values())
     # One squared is one; of booleans no norm is recorded.
     hits = ~(
         np.abs(
@@ -254,13 +259,14 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
         )
         > 1e-3 * elements[0]
     ) & np.all([np.isin(pairs[f"t_{stat}"], (0, 1)) for stat in ("max", "min")], axis=0)
+    in_groups = set().union(*whole_group.values())
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
         ops, each_call, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source,
         parameter, read, updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[1], whole_group,
         in_groups, bool(run.arrangement), golden_op.astype(np.int64), alone, (_kinds(pairs["t_name"]),
         _kinds(pairs["g_name"])), hits & (elements[0] > 1), unlike,
-        _moved(pairs) if run.settings.get(ROUGH_EXP) else frozenset(),
+        _moved(pairs) if run.settings.get(ROUGH_EXP) else frozenset(), element=element, written_to=written_to,
     )  # fmt: skip
 
 
@@ -303,7 +309,7 @@ def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:
     rows = np.flatnonzero(flow.spread(flow.each_call(lambda op: LISTS in op.body)))
     if not len(rows):
         return flow
-    place = places_in_lists(flow, pairs)[rows]
+    place = flow.element[rows]
     tensor = bools(pairs["t_kind"].gather(rows) == TENSOR)
     shared = (place == NONE) & (flow.role[rows] == INPUT) & tensor & (flow.elements[0][rows] > 1)  # no number
     apart = (place != NONE) & ~np.isin(flow.of_row[rows], flow.of_row[rows[shared]])
@@ -320,14 +326,29 @@ def elements_apart(flow: Flow, pairs: pl.DataFrame) -> Flow:
     )  # fmt: skip
 
 
-def places_in_lists(flow: Flow, pairs: pl.DataFrame) -> Ints:
-    """Which element of a list each row is, of calls that take lists; NONE elsewhere."""
-    found = np.full(len(flow.role), NONE, dtype=np.int64)
-    rows = np.flatnonzero(flow.spread(flow.each_call(lambda op: LISTS in op.body)))
+def _elements_of_lists(pairs: pl.DataFrame, of_row: Ints, each_call: Callable[..., Bools]) -> Ints:
+    found = np.full(len(of_row), NONE, dtype=np.int64)
+    rows = np.flatnonzero(np.where(of_row >= 0, each_call(lambda op: LISTS in op.body)[of_row], False))
     if len(rows):
         element = pairs["t_name"].gather(rows).str.extract(r"\.(?:input\.[^.]+|output(?:\.0)?)\.(\d+)$")
         found[rows] = element.cast(int).fill_null(NONE).to_numpy()
     return found
+
+
+def _from_their_own(
+    sources: Iterable[tuple[Ints, NDArray[np.uint64]]], element: Ints, of_row: Ints, role: Ints
+) -> None:
+    """Elements of lists were made of those at their own place, where others look alike: biases that began as zero."""
+    given, inputs = (np.flatnonzero((element != NONE) & (role == one)) for one in (OUTPUT, INPUT))
+    keys = zip(of_row[given].tolist(), element[given].tolist(), strict=True)
+    known = dict(zip(keys, given.tolist(), strict=True))
+    for source, marks in sources if known else ():
+        taken = inputs[source[inputs] != NONE]
+        taken = taken[(element[source[taken]] != NONE) & (element[source[taken]] != element[taken])]
+        for row in taken.tolist():
+            own = known.get((int(of_row[source[row]]), int(element[row])), NONE)
+            if own != NONE and marks[own] == marks[row]:
+                source[row] = own
 
 
 def _each_element(each_call: Callable[..., NDArray[Any]], whole: Ints, *fact: Any) -> NDArray[Any]:

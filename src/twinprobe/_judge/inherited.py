@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._judge.deviation import SILENT, WILD, Bools, Floats, Ints, bools
-from twinprobe._judge.flow import NONE, Flow, places_in_lists
+from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import ROUGH_EXP, Family, operation_of, orders, softened
 from twinprobe._runs.names import (
     ADAPTIVE,
@@ -391,8 +391,9 @@ def zero_in_theory(pairs: pl.DataFrame, flow: Flow, values: Values) -> tuple[Boo
     turn, writes = flow.turns
     if writes.any() and nothing.any() and not seen.any():
         read = nothing & (sizes > 0) & (flow.role == INPUT) & flow.spread(flow.updates)
-        own, place = np.where(flow.of_row == NONE, NONE, turn[flow.of_row]), places_in_lists(flow, pairs)
-        own = np.where(own == NONE, NONE, own * (int(place.max(initial=0)) + 2) + place + 1)  # in a list, the element
+        own = np.where(flow.of_row == NONE, NONE, turn[flow.of_row])
+        size = int(flow.element.max(initial=0)) + 2
+        own = np.where(own == NONE, NONE, own * size + flow.element + 1)  # in a list, the element
         nothing |= (own != NONE) & np.isin(own, own[read]) & ~flow.parameter
     return nothing, total
 
