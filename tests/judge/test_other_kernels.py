@@ -412,3 +412,25 @@ def test_rounding_moves_some_biases_as_far_as_a_step_goes(tmp_path: Path, lists:
                 optimizer.zero_grad()
                 recording.step()
     assert twinprobe.compare(tmp_path / "target", tmp_path / "golden").first is None
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.002])
+def test_biases_that_rounding_moves_count_beside_small_products(tmp_path: Path, spread: float) -> None:
+    """What a layer gives is hardly larger than what a step of Adam makes of a bias that began as zero."""
+    for name, dtype in (("target", torch.bfloat16), ("golden", torch.float32)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 256), nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 8))
+        with torch.no_grad():
+            for layer in (model[0], model[1]):
+                layer.weight.normal_(std=spread)
+                layer.bias.zero_()
+        model = model.to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        x, y = torch.randn(24, 32).to(dtype) / 100, torch.randint(0, 8, (24,))
+        with twinprobe.record(model, tmp_path / name, level="mix") as recording:
+            for _ in range(2):
+                functional.cross_entropy(model(x).float(), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                recording.step()
+    assert twinprobe.compare(tmp_path / "target", tmp_path / "golden").first is None

@@ -397,6 +397,8 @@ class Operands:
         logits = np.maximum(1.0, self.first_rms * self.second_rms)[calls]
         relative = by * error * norm
         single = distance / np.sqrt(self.elements)  # the error of one element
+        bias = (rows == self.third[calls]) & (self.third != self.second)[calls]
+        bias &= (flow.elements[0] == flow.length)[rows]  # along one axis: added to each row of the product
         gain = np.select(
             [
                 self.backward[calls],
@@ -404,6 +406,7 @@ class Operands:
                 kind == Family.REDUCE,
                 kind == Family.MEAN,
                 kind == Family.SMOOTH,
+                (kind == Family.PRODUCT) & bias,
                 (kind == Family.PRODUCT) & two,
                 (kind == Family.MULTIPLY) & two,
                 kind == Family.EXPONENT,
@@ -416,6 +419,7 @@ class Operands:
                 2 * distance,
                 2 * distance * np.sqrt(np.minimum(1.0, self.ratio)),  # errors may be alike: those of a bias, say
                 by * distance * self.spread,
+                2 * distance * self.spread,
                 2 * distance * np.sqrt(self.ratio * self.terms[calls]) * other,
                 np.fmax(by * distance * other * self.spread, relative * self.steep),
                 np.fmax(relative, by * single * norm),
