@@ -230,16 +230,14 @@ def _order(run: Run) -> dict[str, _Updated]:
     table = table.filter(~table["name"].str.starts_with(TOTAL_NORM))
     before, after = (
         {
-            bare_path(updated_parameter(name)): values
-            for name, *values in rows.select("name", "shape", *STATS).iter_rows()
+            bare_path(updated_parameter(name)): tuple(values)
+            for name, *values in table.filter(table["role"] == role).select("name", "shape", *STATS).iter_rows()
         }
-        for rows in (
-            table.filter(table["role"] == role).select("name", "shape", *STATS) for role in (PARAMETER, OUTPUT)
-        )
+        for role in (PARAMETER, OUTPUT)
     )
     # A parameter that two steps write to has no one place.
     once = len(after) == (table["role"] == OUTPUT).sum() and before.keys() == after.keys()
-    return {name: _Updated(tuple(before[name]), tuple(after[name])) for name in after} if once else {}
+    return {name: _Updated(before[name], after[name]) for name in after} if once else {}
 
 
 def _same_parameters(wanted: dict[str, _Updated], order: dict[str, _Updated]) -> dict[str, str]:
@@ -248,9 +246,8 @@ def _same_parameters(wanted: dict[str, _Updated], order: dict[str, _Updated]) ->
     found = {name: name for name in wanted if name in order}
     for sign in (_values_before, _shape):
         rest = defaultdict[Hashable, tuple[list[str], list[str]]](lambda: ([], []))
-        for side, names in enumerate((wanted.keys() - found.keys(), order.keys() - set(found.values()))):
-            known = (wanted, order)[side]
-            for name in (name for name in known if name in names):
+        for side, (known, taken) in enumerate(((wanted, found.keys()), (order, set(found.values())))):
+            for name in (name for name in known if name not in taken):
                 rest[sign(known[name])][side].append(name)
         for own, others in rest.values():
             if len(own) == len(others) and (sign is _values_before or len(own) == 1):
@@ -259,7 +256,7 @@ def _same_parameters(wanted: dict[str, _Updated], order: dict[str, _Updated]) ->
 
 
 def _values_before(parameter: _Updated) -> Hashable:
-    return _shape(parameter), *(f"{value:.4g}" for value in parameter.before[1:] if isinstance(value, float))
+    return (_shape(parameter), *(f"{value:.4g}" for value in parameter.before[1:] if isinstance(value, float)))
 
 
 def _shape(parameter: _Updated) -> Hashable:
@@ -316,7 +313,7 @@ def _stretches(run: Run, order: list[tuple[str, Values]]) -> list[tuple[list[int
             found.append((own, [name for name, _ in order[at : at + count]]))
             own, at = [], at + count
     # Calls behind the last one: what this optimizer does in a loop does not end with the parameter.
-    return found if at == len(order) and not own and len(found) > 0 else []
+    return found if at == len(order) and not own else []
 
 
 def _elements_in_order(rows: list[int], names: list[str], op: str, places: list[int]) -> list[int]:
